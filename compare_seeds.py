@@ -38,12 +38,19 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from evidence.report import read_result
-from support.output import ROOT, UserError, one_line, print_message, progress_bar, require_writable
+from smallnorb_novel_viewpoint import Parser, UserError, int_in, one_line, print_message, script, write_file
+from support.experiment import (
+    ROOT,
+    RUN_FLAGS,
+    code_files,
+    parse_flags,
+    require_writable,
+    run_command,
+    script_path,
+)
 from support.result_tables import paired_table, rows_table, seeds_table
-from support.results import git_commit, parse_json, save_result
-from support.script import RUN_FLAGS, code_files, parse_flags, run_command, script, script_path
-from support.settings import Parser, int_in
-from support.statistics import summarise_comparison
+from support.results import environment, git_commit, parse_json, save_result
+from support.statistics import has_scipy, summarise_comparison
 
 Json = dict[str, Any]
 
@@ -166,7 +173,7 @@ def open_executor(n_parallel: int, address: str | None) -> Iterator[Executor]:
     try:
         import distributed
     except ImportError:
-        raise UserError("--scheduler needs Dask: pip install -r requirements-dask.txt") from None
+        raise UserError('--scheduler needs Dask: pip install "dask[distributed]"') from None
     try:
         client = distributed.Client(address, timeout=DASK_TIMEOUT, set_as_default=False)
     except (OSError, ValueError, TimeoutError) as error:
@@ -187,8 +194,7 @@ def run_all(jobs: list[Job], args: argparse.Namespace, archive: bytes) -> tuple[
         require_one_dataset(results)
     missing = [job for job in jobs if job not in results]
     futures: dict[Future[Any], Job] = {}
-    bar = progress_bar(total=len(jobs), initial=len(results), unit="run")
-    with bar, open_executor(args.jobs, args.scheduler if missing else None) as executor:
+    with open_executor(args.jobs, args.scheduler if missing else None) as executor:
         try:
             for job in missing:
                 futures[submit(executor, job, args, archive)] = job
@@ -196,16 +202,13 @@ def run_all(jobs: list[Job], args: argparse.Namespace, archive: bytes) -> tuple[
                 job = futures[future]
                 try:
                     if content := future.result():  # of a worker, which does not know the commit of its code
-                        result = json.loads(content)
-                        result.setdefault("environment", {})["git_commit"] = args.commit
-                        save_result(job.file, result)
+                        write_file(job.file, content)
                     results[job] = read_run(job.file)
                 except Exception as error:  # of the run, of its result, or of the cluster, such as KilledWorker
                     failures[job] = one_line(error, 400)
-                    bar.clear()
                     print_message(f"{job}: {failures[job]}")
                 require_one_dataset(results)
-                bar.update()
+                print_message(f"{len(results) + len(failures)} of {len(jobs)} runs: {job}")
         except BaseException as error:
             for future in reversed(futures):
                 future.cancel()
@@ -239,6 +242,14 @@ def merge(values: list[Any]) -> Any:
     return distinct[0] if len(distinct) == 1 else distinct
 
 
+def machines(results: dict[Job, Json], args: argparse.Namespace) -> Json:
+    """What a script of a person's own says of where it ran; else this machine and this code's commit."""
+    told = [result.get("environment") for result in results.values()]
+    if all(told):
+        return {key: merge([machine.get(key) for machine in told if machine]) for key in told[0] or {}}
+    return environment(args.threads) | {"git_commit": args.commit}
+
+
 def require_one_dataset(results: dict[Job, Json]) -> None:
     """Raises UserError where runs have different data sets that no swept flag asked for, as where a file is missing on
     one machine and its experiment draws digits instead."""
@@ -260,7 +271,6 @@ def make_document(
     left_out = ("seed", "data_dir")
     configs = {j: {k: v for k, v in r.get("config", {}).items() if k not in left_out} for j, r in results.items()}
     common = {k: v for k, v in first.get("config", {}).items() if all(c.get(k) == v for c in configs.values())}
-    machines = [result.get("environment", {}) for result in results.values()]
     document: Json = {
         "command": args.command,
         "experiment": args.script.stem,
@@ -268,7 +278,7 @@ def make_document(
         "headline": first["headline"],
         "reference": next((name for name in first["models"] if name.startswith("caps")), next(iter(first["models"]))),
         "seeds": args.seeds,
-        "environment": {key: merge([machine.get(key) for machine in machines]) for key in machines[0]},
+        "environment": machines(results, args),
         "config": common,
         "settings": {},
     }
@@ -323,7 +333,8 @@ def describe(document: Json) -> str:
         lines += [seeds_table([document], {}), "", rows_table([document], every)]
         if entry["paired"]:
             lines += ["", paired_table(document, every)]
-    return "\n".join([*lines, "", "± is half of a 95 % interval of the mean"])
+    about = "± is half of a 95 % interval of the mean" if has_scipy() else "intervals of the means need scipy"
+    return "\n".join([*lines, "", about])
 
 
 # --- Command line -----------------------------------------------------------------------------------------------------
@@ -363,7 +374,6 @@ EXAMPLES = """examples, with their times on one thread:
 The result goes to results/EXPERIMENT/NAME.json."""
 
 
-# fmt: off
 def make_parser() -> argparse.ArgumentParser:
     parser = Parser(
         allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -371,7 +381,7 @@ def make_parser() -> argparse.ArgumentParser:
         description="Run an experiment with many seeds and settings and compare its models.",
         epilog=EXAMPLES,
     )
-    count, axes = int_in(1, 1024), {"type": axis, "nargs": "+", "metavar": "FLAG=A,B", "default": []}
+    count, axes = int_in(1, 1024).convert, {"type": axis, "nargs": "+", "metavar": "FLAG=A,B", "default": []}
     add: Callable[..., Any] = parser.add_argument_group("what runs").add_argument
     add("experiment", metavar="EXPERIMENT",
         help="Name of the experiment, such as smallnorb_novel_viewpoint, or a script's path.")
@@ -394,7 +404,6 @@ def make_parser() -> argparse.ArgumentParser:
         help="Run on the workers of this Dask scheduler, such as tcp://HOST:8786. --jobs does not apply.")
     parser.add_argument("--help-all", action="help", help=argparse.SUPPRESS)
     return parser
-# fmt: on
 
 
 def parse_command(argv: Sequence[str]) -> tuple[argparse.Namespace, list[Setting]]:
@@ -433,7 +442,7 @@ def parse_command(argv: Sequence[str]) -> tuple[argparse.Namespace, list[Setting
 
 
 @script
-def main(argv: Sequence[str] | None = None) -> None:
+def main(argv: Sequence[str]) -> None:
     args, settings = parse_command(sys.argv[1:] if argv is None else argv)
     if args.script.is_relative_to(ROOT):  # another one may do anything when it is imported
         for setting in settings:
@@ -452,4 +461,4 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -13,7 +13,7 @@ from __future__ import annotations
 from support.figures import (  # isort: skip
     CAPSNET, AnimationOptions, Run, accuracy_axis, darkened, make_figure, marked_answer, model_line, show_pictures,
     step_axis, tested, with_reported_seed, write_animation,
-)  # fmt: skip
+)
 
 import dataclasses
 import sys
@@ -27,11 +27,20 @@ from matplotlib.figure import Figure
 import multimnist_capsnet as experiment
 import visualize_multimnist_capsnet as figures
 from fast.workers import Workers
-from multimnist_capsnet import Array, Batch, Config, Data
-from support.run import TrainState
-from support.script import script
-from support.settings import int_in, output_path, parse, redeclared, setting
-from support.training import RunOptions
+from multimnist_capsnet import (
+    OUTPUT,
+    Array,
+    Batch,
+    Config,
+    Data,
+    RunOptions,
+    TrainState,
+    int_in,
+    parse,
+    script,
+    setting,
+)
+from support.experiment import redeclared, require_writable
 from visualize_multimnist_capsnet import DIGIT_COLOURS, both_names, in_colour
 
 N_SHOWN = 5  # composites
@@ -81,7 +90,7 @@ def make_scene(recorder: Recorder, subtitle: str) -> tuple[Figure, Callable[[int
 
     rows = ("the network\nsees", "first digit,\ndrawn from\nits capsule", "second digit,\ndrawn from\nits capsule")
     grid = show_pictures(left, sheet(snapshots[0].drawn), rows, [both_names(config, two) for two in shown.labels],
-                         gap=(2, 2), interpolation="bicubic")  # fmt: skip
+                         gap=(2, 2), interpolation="bicubic")
     figures.colour_rows(left, dict(enumerate(DIGIT_COLOURS, 1)))
     left.images[0].set_animated(True)
     left.set_xlabel(" ")  # room for the answers
@@ -93,10 +102,10 @@ def make_scene(recorder: Recorder, subtitle: str) -> tuple[Figure, Callable[[int
     right.set_anchor("N")
     step_axis(right, config.n_steps)
     right.set(title="both digits right", xlabel=f"step (on {len(recorder.tested.labels)} {tested(config)}"
-              "\ncomposites)")  # fmt: skip
+              "\ncomposites)")
     (line,) = right.plot([], [], **model_line(CAPSNET, marker="none", linewidth=2.2, animated=True))
     percent = right.text(1, 1.02, "", transform=right.transAxes, ha="right", va="bottom", fontweight="bold",
-                         color=darkened(CAPSNET.colour), animated=True)  # fmt: skip
+                         color=darkened(CAPSNET.colour), animated=True)
 
     def update(k: int) -> None:
         now = snapshots[k]
@@ -114,13 +123,13 @@ def make_scene(recorder: Recorder, subtitle: str) -> tuple[Figure, Callable[[int
 @dataclasses.dataclass(frozen=True)
 class Options(AnimationOptions):
     fps: float = redeclared(AnimationOptions, "fps", 10.0)
-    out: Path = setting(Path(f"{experiment.EXPERIMENT}.gif"), output_path, "File of the animation.", usual=True)
+    out: Path = setting(Path(f"{experiment.EXPERIMENT}.gif"), OUTPUT, "File of the animation.", usual=True)
     snapshot_every: int = setting(25, int_in(1, 10**9), "Take N steps from one frame to the next.", usual=True)
     threads: int = redeclared(experiment.Options, "threads")
 
 
 @script
-def main(argv: Sequence[str] | None = None) -> None:
+def main(argv: Sequence[str]) -> None:
     config, options, given = parse(
         Config, Options, argv,
         "Train the capsule network of the MultiMNIST experiment and animate its reconstructions.",
@@ -129,7 +138,8 @@ def main(argv: Sequence[str] | None = None) -> None:
             ("--n-epochs 1 --out draft.gif", "A draft of one epoch: about 30 seconds."),
             ("--n-epochs 20 --snapshot-every 150", "A longer training, and a frame every 150 steps: about 8 minutes."),
         ],
-    )  # fmt: skip
+    )
+    require_writable(options.out)
     config, who, _ = with_reported_seed(*figures.MEDIAN_OF, config, given)
     data = experiment.make_data(config)
     config = experiment.resolve_auto(config, data)
@@ -143,4 +153,4 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

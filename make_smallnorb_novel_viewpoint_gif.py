@@ -14,7 +14,7 @@ from __future__ import annotations
 from support.figures import (  # isort: skip
     BLACK, GREY, MAX_FRAMES, AnimationOptions, accuracy_axis, bare, darkened, epoch_axis, grey_levels, lightened,
     make_figure, marked_answer, model_line, name_line, write_animation,
-)  # fmt: skip
+)
 
 import dataclasses
 import sys
@@ -29,11 +29,20 @@ import smallnorb_novel_viewpoint as experiment
 import visualize_smallnorb_novel_viewpoint as figures
 from fast.workers import blas_threads
 from multimnist_capsnet import softmax
-from smallnorb_novel_viewpoint import Array, Config, Data, Split
-from support.run import TrainState
-from support.script import script
-from support.settings import int_in, output_path, parse, setting
-from support.training import RunOptions
+from smallnorb_novel_viewpoint import (
+    OUTPUT,
+    Array,
+    Config,
+    Data,
+    RunOptions,
+    Split,
+    TrainState,
+    int_in,
+    parse,
+    script,
+    setting,
+)
+from support.experiment import require_writable
 from visualize_smallnorb_novel_viewpoint import MODELS, RANGES
 
 SHOWN = ("capsules", "cnn_matched")  # models whose answers are drawn
@@ -49,7 +58,7 @@ class Sweep(NamedTuple):
 def make_sweep(config: Config, data: Data, n_frames: int) -> Sweep:
     """From the start of the training range once round, at its middle elevation; or up through all elevations, at the
     middle azimuth of the training."""
-    turns = config.held_out == "azimuth"
+    turns = config.held_out_angle == "azimuth"
     if turns:
         angles = config.train_azimuths[0] + 360 * np.arange(n_frames) / n_frames
     else:
@@ -81,7 +90,7 @@ class Recorder:
 
 def add_dial(ax: Any, config: Config) -> tuple[Any, Any]:
     """A compass of azimuths, or a quadrant of elevations, with the ranges shaded: its hand, and the text below it."""
-    angle = config.held_out
+    angle = config.held_out_angle
     ax.grid(False)
     ax.set(ylim=(0, 1), yticks=[])
     ax.spines["polar"].set(color=GREY, linewidth=0.8)
@@ -100,7 +109,7 @@ def add_dial(ax: Any, config: Config) -> tuple[Any, Any]:
         ax.bar((low + high) / 2, 1, width=max(high - low, 0.02), color=lightened(colour, 0.45), linewidth=0, zorder=0)
     (hand,) = ax.plot([0, 0], [0, 0.95], color=BLACK, linewidth=2.6, solid_capstyle="round", animated=True)
     text = ax.text(0.5, -0.24, angle, transform=ax.transAxes, fontsize=10.5, ha="center", fontweight="bold",
-                   animated=True)  # fmt: skip
+                   animated=True)
     for x, align, (_, word, colour) in zip((-0.2, 1.2), ("left", "right"), RANGES, strict=True):
         ax.text(x, 1.22, word, transform=ax.transAxes, ha=align, color=darkened(colour), fontweight="bold")
     return hand, text
@@ -109,7 +118,7 @@ def add_dial(ax: Any, config: Config) -> tuple[Any, Any]:
 def where_is(config: Config, degrees: float) -> tuple[str, str]:
     """The name and the colour of the range in which an angle lies."""
     for part, word, colour in RANGES:
-        if experiment.in_range(degrees, getattr(config, f"{part}_{config.held_out}s")):
+        if experiment.in_range(degrees, getattr(config, f"{part}_{config.held_out_angle}s")):
             return word, colour
     return "between", GREY
 
@@ -143,7 +152,7 @@ def make_scene(recorder: Recorder, states: Mapping[str, TrainState]) -> tuple[Fi
             ax.set_title("\n")
             if k == 0:
                 ax.text(0, 1.2, f"{style.label}: answers", transform=ax.transAxes, color=darkened(style.colour),
-                        fontweight="bold", fontsize=10.5, in_layout=False)  # fmt: skip
+                        fontweight="bold", fontsize=10.5, in_layout=False)
     left.supxlabel("bars: confidence in each class; grey: the true class", fontsize=9, color=GREY)
     hand, viewpoint = add_dial(dial, config)
     accuracy_axis(curve, None, figures.CHANCE)
@@ -167,8 +176,8 @@ def make_scene(recorder: Recorder, states: Mapping[str, TrainState]) -> tuple[Fi
         degrees = sweep.angles[f]
         hand.set_xdata(np.deg2rad([degrees, degrees]))
         word, colour = where_is(config, degrees)
-        shown = degrees % 360 if config.held_out == "azimuth" else degrees
-        viewpoint.set(text=f"{config.held_out} {shown:.0f}°: {word}", color=darkened(colour))
+        shown = degrees % 360 if config.held_out_angle == "azimuth" else degrees
+        viewpoint.set(text=f"{config.held_out_angle} {shown:.0f}°: {word}", color=darkened(colour))
         for model, line in lines.items():
             values = states[model].history["held_out_accuracy"][:epoch]
             line.set_data(np.arange(1, len(values) + 1), values)
@@ -178,13 +187,13 @@ def make_scene(recorder: Recorder, states: Mapping[str, TrainState]) -> tuple[Fi
 
 @dataclasses.dataclass(frozen=True)
 class Options(AnimationOptions):
-    out: Path = setting(Path(f"{experiment.EXPERIMENT}.gif"), output_path, "File of the animation.", usual=True)
+    out: Path = setting(Path(f"{experiment.EXPERIMENT}.gif"), OUTPUT, "File of the animation.", usual=True)
     snapshots: int = setting(3, int_in(1, MAX_FRAMES), "Show a turn after each of N epochs, at most --n-epochs.")
     sweep_frames: int = setting(36, int_in(1, MAX_FRAMES), "Show N viewpoints in a turn.", usual=True)
 
 
 @script
-def main(argv: Sequence[str] | None = None) -> None:
+def main(argv: Sequence[str]) -> None:
     config, options, _ = parse(
         Config, Options, argv,
         "Train the models of the novel-viewpoint experiment and animate their answers to turning objects.",
@@ -193,7 +202,8 @@ def main(argv: Sequence[str] | None = None) -> None:
             ("--n-epochs 4 --sweep-frames 6 --out draft.gif", "Four epochs, six frames a turn: about 6 seconds."),
             ("--snapshots 1 --sweep-frames 72", "The trained networks alone, 5 degrees a frame: about 15 seconds."),
         ],
-    )  # fmt: skip
+    )
+    require_writable(options.out)
     snapshots = min(options.snapshots, config.n_epochs)
     epochs = [round(config.n_epochs * (k + 1) / snapshots) for k in range(snapshots)]  # the last one among them
     with blas_threads(options.threads):
@@ -201,11 +211,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         recorder = Recorder(config, data, make_sweep(config, data, options.sweep_frames), epochs)
         states = experiment.train_all(config, data, RunOptions(quiet=options.quiet), callback=recorder)
     frames = [(epoch, f) for epoch in epochs for f in range(options.sweep_frames)]
-    away = np.abs(recorder.sweep.angles - np.mean(getattr(config, f"test_{config.held_out}s"))) % 360
+    away = np.abs(recorder.sweep.angles - np.mean(getattr(config, f"test_{config.held_out_angle}s"))) % 360
     held = np.minimum(away, 360 - away).argmin()  # the viewpoint nearest to the middle of the held-out range
     holds = [k for k, (_, f) in enumerate(frames) if f == held]
     write_animation(options, lambda: make_scene(recorder, states), frames, holds)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

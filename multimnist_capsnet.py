@@ -15,7 +15,7 @@ reconstruct each alone, although they overlap almost wholly.
 The two CNNs have as many parameters, unless their convolutions alone have more: one keeps both convolutions and ends in
 dense layers, the other is of the paper's kind, with max pooling. All go through the same loop, data and optimiser;
 the two highest scores are the answer. Every layer, the routing and the optimiser are here in their plain form; those
-that take long have a fast twin in ``fast/``, which is the default. ``--plain`` runs all in the plain form.
+that take long have a fast twin in ``fast/``, which is used where that folder lies beside this file, unless ``--plain``.
 
 Deviations from the paper: conv1 has 32 channels and there are 8 types of primary capsules, not 256 and 32
 (``--preset paper`` has them). The paper's digits share 80 % of their boxes on average, which is an intersection over
@@ -23,177 +23,601 @@ union of 0.68; here it is at least 0.8 in every image (``--min-iou 0`` draws as 
 has as many channels in its second convolution as in its first, not half. There are 748 steps, and the reconstruction
 weighs ten times as much.
 
-Run it (four epochs of 12,000 fresh composites, seed 0, three models):
+This file runs alone, on numpy. Run it (four epochs of 12,000 fresh composites, seed 0, three models):
 
     python multimnist_capsnet.py
 """
 
 from __future__ import annotations
 
+import argparse
+import contextlib
 import dataclasses
+import difflib
+import enum
+import errno
+import functools
 import gzip
+import hashlib
+import http.client
+import importlib
+import importlib.util
+import io
 import itertools
+import json
 import math
+import os
+import re
+import signal
 import sys
 import time
+import urllib.request
 import zlib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, NoReturn, TypeVar
 
 import numpy as np
 
-from data.stroke_digits import stroke_digits
-from fast import dynamic_routing, optimizers, spectral_conv
-from fast.workers import LEAST_PART, Workers, default_threads
-from support.output import CACHE_DIR, UserError, one_line, print_message, shows_progress
-from support.results import model_metrics, result_document, save_run
-from support.run import Stream, TrainState, count_params, generator, require_finite
-from support.script import script
-from support.settings import SettingError, float_in, folder, int_in, names_of, parse, setting
-from support.training import NO_OPTIONS, Callback, RunOptions, Session
-
-# Dimension letters
-#   B  images of a batch          N  examples of a set            L  digits in an image (2)
-#   H, W    rows and columns      Ho, Wo  of a convolution's output         K  side of a kernel
-#   C  channels                   F       of a convolution's output
-#   T  types of primary capsules  I  primary capsules             P  entries of a primary capsule (8)
-#                                 J  digit capsules (= classes)   D  entries of a digit capsule (16)
-#   E, F  inputs and outputs of a layer
+try:  # fast twins of plain forms, and threads, where the folder lies beside the script
+    from fast import dynamic_routing, optimizers, spectral_conv
+    from fast.workers import LEAST_PART, Workers, default_threads
+    HAS_FAST = True
+except ImportError:
+    HAS_FAST = False
 
 Array = np.ndarray
 Params = dict[str, Array]
+C = TypeVar("C")
+O = TypeVar("O")
 
-EXPERIMENT = "multimnist_capsnet"
-MODEL_NAMES = ("capsnet", "cnn", "cnn_pool")
-DIGITS = tuple("0123456789")
+# Dimension letters, the same in all files
+#   B  images of a batch      N  images of a set         H, W    rows and columns      Ho, Wo  of a layer's output
+#   K  side of a kernel       C  channels                F       filters, or outputs   E       inputs of a dense layer
+#   I  children (capsules)    J  parents (classes)       P       side of a pose matrix, or entries of a child
+#   D  entries of a parent's pose, or of a vote          L       labels of an image    Q       points of an object
+
+
+class Pair(NamedTuple):
+    """A forward pass, ``(...) -> (out, cache)``, and its backward pass, ``(dout, cache) -> gradients``."""
+
+    forward: Callable[..., Any]
+    backward: Callable[..., Any]
+
+
+# --- Layers: each backward pass stands below its forward pass, and repeats the lines that it undoes -------------------
+
+ConvCache = tuple[Array, Array, tuple[int, ...], int, int]  # columns, w, the shape of x, stride, pad
+LinearCache = tuple[Array, Array]  # x, w
+
+
+def conv2d_forward(x: Array, w: Array, b: Array, stride: int, pad: int) -> tuple[Array, ConvCache]:
+    """Cross-correlate x (B, H, W, C) with w (K, K, C, F), add b (F,) -> (B, Ho, Wo, F), zero padded."""
+    (B, H, W, C), K, F = x.shape, w.shape[0], w.shape[-1]
+    Ho, Wo = (H + 2 * pad - K) // stride + 1, (W + 2 * pad - K) // stride + 1
+    x_pad = np.zeros((B, H + 2 * pad, W + 2 * pad, C), x.dtype)
+    x_pad[:, pad : pad + H, pad : pad + W] = x
+    # im2col, one entry of the kernel at a time: twice as fast as patch by patch, as it copies longer runs of memory.
+    columns = np.empty((K, K, C, B, Ho, Wo), x.dtype)
+    for i in range(K):
+        for j in range(K):
+            window = x_pad[:, i : i + stride * Ho : stride, j : j + stride * Wo : stride]  # (B, Ho, Wo, C)
+            columns[i, j] = window.transpose(3, 0, 1, 2)
+    columns = columns.reshape(K * K * C, -1)  # (K * K * C, B * Ho * Wo): the patches, one per column
+    out = columns.T @ w.reshape(-1, F)  # (B * Ho * Wo, F)
+    out += b
+    return out.reshape(B, Ho, Wo, F), (columns, w, x.shape, stride, pad)
+
+
+def conv2d_backward(dout: Array, cache: ConvCache, need_dx: bool = True) -> tuple[Any, Array, Array]:
+    """dout (B, Ho, Wo, F) -> dx (None if it is not needed, as in the first layer), dw, db."""
+    columns, w, (B, H, W, C), stride, pad = cache
+    (_, Ho, Wo, F), K = dout.shape, w.shape[0]
+    rows = dout.reshape(-1, F)  # (B * Ho * Wo, F)
+    # out = columns.T @ w + b
+    dw = (columns @ rows).reshape(w.shape)
+    db = np.ones(len(rows), rows.dtype) @ rows  # the sum over rows; np.sum takes 15 times as long for short rows
+    if not need_dx:
+        return None, dw, db
+    dcolumns = (w.reshape(-1, F) @ rows.T).reshape(K, K, C, B, Ho, Wo)
+    # columns[i, j] = the pixels of x_pad under entry i, j of the kernel
+    dx_pad = np.zeros((B, H + 2 * pad, W + 2 * pad, C), dout.dtype)
+    for i in range(K):
+        for j in range(K):
+            window = dx_pad[:, i : i + stride * Ho : stride, j : j + stride * Wo : stride]
+            window += dcolumns[i, j].transpose(1, 2, 3, 0)
+    return dx_pad[:, pad : pad + H, pad : pad + W], dw, db
+
+
+CONV = Pair(conv2d_forward, conv2d_backward)
+
+
+def max_pool_forward(x: Array) -> tuple[Array, tuple[Array, Array]]:
+    """2x2, stride 2; an odd last row or column is dropped. x (B, H, W, C) -> (B, H // 2, W // 2, C)."""
+    H, W = x.shape[1] // 2 * 2, x.shape[2] // 2 * 2
+    x00, x01, x10, x11 = (x[:, i:H:2, j:W:2] for i, j in itertools.product(range(2), repeat=2))
+    out = np.maximum(np.maximum(x00, x01), np.maximum(x10, x11))
+    return out, (x, out)
+
+
+def max_pool_backward(dout: Array, cache: tuple[Array, Array]) -> Array:
+    """The first of the four pixels that is the maximum gets the whole gradient."""
+    x, out = cache
+    H, W = x.shape[1] // 2 * 2, x.shape[2] // 2 * 2
+    dx, not_found = np.zeros_like(x), np.ones(out.shape, bool)
+    # out = max(x00, x01, x10, x11)
+    for i, j in itertools.product(range(2), repeat=2):
+        is_maximum = not_found & (x[:, i:H:2, j:W:2] == out)
+        not_found ^= is_maximum
+        np.multiply(dout, is_maximum, out=dx[:, i:H:2, j:W:2])
+    return dx
+
+
+MAX_POOL = Pair(max_pool_forward, max_pool_backward)
+
+
+def linear_forward(x: Array, w: Array, b: Array) -> tuple[Array, LinearCache]:
+    """x (B, E) @ w (E, F) + b (F,)."""
+    return x @ w + b, (x, w)
+
+
+def linear_backward(dout: Array, cache: LinearCache) -> tuple[Array, Array, Array]:
+    """dout (B, F) -> dx, dw, db."""
+    x, w = cache
+    # out = x @ w + b
+    return dout @ w.T, x.T @ dout, dout.sum(axis=0)
+
+
+def relu_forward(x: Array) -> tuple[Array, Array]:
+    out = np.maximum(x, 0)
+    return out, out
+
+
+def relu_backward(dout: Array, out: Array) -> Array:
+    # out = max(x, 0)
+    return dout * (out > 0)
+
+
+def sigmoid_forward(x: Array) -> tuple[Array, Array]:
+    out = np.exp(np.minimum(x, 0)) / (1 + np.exp(-np.abs(x)))  # 1 / (1 + exp(-x)) without an overflow
+    return out, out
+
+
+def sigmoid_backward(dout: Array, out: Array) -> Array:
+    # out = sigmoid(x)
+    return dout * out * (1 - out)
+
+
+SQUASH_EPS = 1e-9  # added to |s|^2, so that the derivative of |s| is finite for a capsule that is exactly zero
+
+
+def squash_forward(s: Array) -> tuple[Array, tuple[Array, Array]]:
+    """v = |s|^2 / (1 + |s|^2) * s / |s|; a capsule's entries are along the last axis. [Sabour 2017, eq. 1]"""
+    q = np.square(s).sum(axis=-1, keepdims=True) + SQUASH_EPS
+    return np.sqrt(q) / (1 + q) * s, (s, q)
+
+
+def squash_backward(dv: Array, cache: tuple[Array, Array]) -> Array:
+    s, q = cache
+    # v = f(q) s with f(q) = sqrt(q) / (1 + q) and q = |s|^2, so ds = f(q) dv + 2 f'(q) (s . dv) s
+    f, twice_df = np.sqrt(q) / (1 + q), (1 - q) / (np.sqrt(q) * (1 + q) ** 2)
+    return f * dv + twice_df * (s * dv).sum(axis=-1, keepdims=True) * s
+
+
+SQUASH = Pair(squash_forward, squash_backward)
+
+
+# --- Dynamic routing [Sabour 2017, procedure 1] -----------------------------------------------------------------------
+#
+# The paper's lines, for a child i and a parent j, and our names:
+#     u_hat_j|i = W_ij u_i                     u_hat, the votes
+#     b_ij <- 0                                b
+#     c_i <- softmax(b_i)                      c, the couplings, whose sum over the parents is 1
+#     s_j <- sum_i c_ij u_hat_j|i              s
+#     v_j <- squash(s_j)                       v
+#     b_ij <- b_ij + u_hat_j|i . v_j           b; that of the last iteration is not used
+
+
+def softmax(b: Array) -> Array:
+    """Along the last axis. [Sabour 2017, eq. 3]"""
+    e = np.exp(b - b.max(axis=-1, keepdims=True))
+    return e / e.sum(axis=-1, keepdims=True)
+
+
+def softmax_backward(dc: Array, c: Array) -> Array:
+    # c = softmax(b)
+    return c * (dc - (c * dc).sum(axis=-1, keepdims=True))
+
+
+class RoutingCache(NamedTuple):
+    u: Array  # (B, I, P)
+    w: Array  # (I, P, J, D)
+    u_hat: Array  # (B, I, J, D)
+    c: list[Array]  # per iteration: (B, I, J)
+    v: list[Array]  # per iteration: (B, J, D)
+    squashes: list[Any]  # per iteration: the cache of v = squash(s)
+    squash: Pair
+
+
+def routing_forward(u: Array, w: Array, n_iters: int, squash: Pair = SQUASH) -> tuple[Array, RoutingCache]:
+    """u (B, I, P), w (I, P, J, D), whose w[i, :, j] is W_ij transposed -> v (B, J, D)."""
+    u_hat = np.einsum("bip,ipjd->bijd", u, w)
+    b = np.zeros(u_hat.shape[:3], u.dtype)
+    cache = RoutingCache(u, w, u_hat, [], [], [], squash)
+    for _ in range(n_iters):
+        c = softmax(b)
+        s = np.einsum("bij,bijd->bjd", c, u_hat)
+        v, squash_cache = squash.forward(s)
+        b = b + np.einsum("bijd,bjd->bij", u_hat, v)
+        cache.c.append(c)
+        cache.v.append(v)
+        cache.squashes.append(squash_cache)
+    return v, cache
+
+
+def routing_backward(dv: Array, cache: RoutingCache, routing_grad: str) -> tuple[Array, Array]:
+    """dv (B, J, D) -> du (B, I, P), dw (I, P, J, D).
+
+    "exact": the gradient of what the forward pass computes, through all iterations.
+    "stop":  the couplings are constants: only the last iteration's s and v are differentiated.
+    """
+    u, w, u_hat, c, v, squashes, squash = cache
+    du_hat, db = np.zeros_like(u_hat), np.zeros_like(c[0])
+    for t in reversed(range(len(v))):
+        # b = b + sum_d u_hat v
+        dv = dv + np.einsum("bij,bijd->bjd", db, u_hat)
+        du_hat += db[..., None] * v[t][:, None]
+        # v = squash(s)
+        ds = squash.backward(dv, squashes[t])
+        # s = sum_i c u_hat
+        dc = np.einsum("bijd,bjd->bij", u_hat, ds)
+        du_hat += c[t][..., None] * ds[:, None]
+        if routing_grad == "stop":
+            break
+        # c = softmax(b)
+        db = db + softmax_backward(dc, c[t])
+        dv = np.zeros_like(dv)  # of an earlier iteration, which the loss sees through b alone
+    # u_hat = u w
+    return np.einsum("bijd,ipjd->bip", du_hat, w), np.einsum("bijd,bip->ipjd", du_hat, u)
+
+
+# --- Losses: (loss, gradient with respect to the input); a part's terms of the mean over a batch of ``n`` examples ----
+
+PRESENT, ABSENT, ABSENT_WEIGHT = 0.9, 0.1, 0.5  # m+, m- and lambda [Sabour 2017, sec. 3]
+
+
+def margin_loss(lengths: Array, positive: Array, n: int) -> tuple[float, Array]:
+    """Summed over the classes. lengths (B, J), positive (B, J) of 0 and 1 -> loss, dlengths. [Sabour 2017, eq. 4]"""
+    shortfall = np.maximum(0, PRESENT - lengths) * positive
+    excess = np.maximum(0, lengths - ABSENT) * (1 - positive)
+    loss = float(np.square(shortfall).sum() + ABSENT_WEIGHT * np.square(excess).sum()) / n
+    return loss, (2 / n) * (ABSENT_WEIGHT * excess - shortfall)
+
+
+def squared_error(out: Array, target: Array, n: int) -> tuple[float, Array]:
+    """Summed over pixels and digits."""
+    error = out - target
+    return float(np.vdot(error, error)) / n, (2 / n) * error
+
+
+def sigmoid_cross_entropy(scores: Array, positive: Array, n: int) -> tuple[float, Array]:
+    """Summed over the classes. scores (B, J) before the sigmoid, positive (B, J) of 0 and 1."""
+    loss = float((np.maximum(scores, 0) - scores * positive + np.log1p(np.exp(-np.abs(scores)))).sum()) / n
+    return loss, (sigmoid_forward(scores)[0] - positive) / n
+
+
+Loss = Callable[[Array, Array, int], tuple[float, Array]]  # scores and indicator (B, J), n -> loss, gradient of scores
+
+
+def indicator(labels: Array, n_classes: int, dtype: Any) -> Array:
+    """labels (B, L) -> (B, J), 1 for the classes in an image."""
+    positive = np.zeros((len(labels), n_classes), dtype)
+    positive[np.arange(len(labels))[:, None], labels] = 1
+    return positive
+
+
+# --- The capsule network ----------------------------------------------------------------------------------------------
+
 N_CLASSES = 10
 DIGIT_SIDE = 28
 KERNEL = 9
 PRIMARY_SIZE = 8
 CAPSULE_SIZE = 16
-WARMUP = 100  # steps
 
 
-# --- Configuration: user inputs only ----------------------------------------------------------------------------------
+class Parts(NamedTuple):
+    """What a CapsNet is made of. A study gives it another pair, with the same arguments and results."""
+
+    conv: Pair = CONV  # of the primary capsules
+    primary: Pair = SQUASH  # of the primary capsules
+    routing: Pair = Pair(routing_forward, routing_backward)
+    digit: Pair = SQUASH  # of the digit capsules
+    loss: Loss = margin_loss  # of their lengths
 
 
-PRESETS: dict[str, dict[str, Any]] = {
-    "small": {"conv_channels": 32, "primary_types": 8, "decoder": (256, 512)},
-    "paper": {"conv_channels": 256, "primary_types": 32, "decoder": (512, 1024)},
-}
+PLAIN = FAST = Parts()
+if HAS_FAST:
+    FAST = PLAIN._replace(
+        conv=Pair(spectral_conv.conv2d_forward, spectral_conv.conv2d_backward),
+        routing=Pair(dynamic_routing.routing_forward, dynamic_routing.routing_backward),
+    )
 
 
-# fmt: off
-@dataclasses.dataclass(frozen=True)
-class Network:
-    """Digits, networks and training, for every experiment that trains these networks. The experiment's ``Config`` adds
-    ``image_size``, the side of an image in pixels. [Sabour 2017, sec. 4 to 6]"""
-
-    dataset: str = setting("auto", ("auto", "mnist", "strokes"), "Use these digits. auto is MNIST if it is there or can"
-        " be downloaded, else strokes: generated digits.", usual=True, group="data")
-    data_dir: Path | None = setting(None, folder, "Folder of the four MNIST files, or of others of their format.",
-        shown=CACHE_DIR, usual=True)
-    n_train: int = setting(12_000, int_in(1, 10**8), "Train on N composites in each epoch, rounded down to whole"
-        " batches.", usual=True, paper="60 million in all")
-    preset: str = setting("small", tuple(PRESETS), "Sizes of the network: 32 channels, 8 types and a decoder of 256-512"
-        " units, or the paper's 256, 32 and 512-1024.", group="networks")
-    conv_channels: int = setting(32, int_in(1, 1024), "Give conv1 N channels.", shown="the preset's")
-    primary_types: int = setting(8, int_in(1, 256), "Use N types of primary capsules.", shown="the preset's")
-    decoder: tuple[int, int] = (256, 512)  # the preset's
-    routing_iters: int = setting(3, int_in(1, 20), "Route in N iterations.")
-    routing_grad: str = setting("exact", ("exact", "stop"),
-        "Differentiate through all iterations, or through the last sum with constant couplings.")
-    recon_weight: float = setting(0.005, float_in(0, 1000), "Weight of the squared error of reconstruction in the"
-        " loss.", paper="0.0005")
-    seed: int = setting(0, int_in(0, 2**32 - 1), "Seed of the data, the initial weights and the order of the images.",
-        usual=True, group="training")
-    n_epochs: int = setting(4, int_in(1, 100_000), "Train for N epochs, each of --n-train examples.", usual=True)
-    batch_size: int = setting(64, int_in(1, 4096), "Take each step on N images.", paper="128 in its published code")
-    optimizer: str = setting("adam", ("adam", "muon"), "Optimizer. muon takes orthogonal steps of convolutions, digit"
-        " capsules and a CNN's hidden layer, and leaves the rest to Adam.")
-    lr: float = setting(1e-2, float_in(0, 10, above=True),
-        f"Learning rate. It rises for {WARMUP} steps and falls linearly to 0 at the end.",
-        paper="0.001, and falls by 4 % every 2,000 steps")
-    weight_decay: float = setting(0.1, float_in(0, 100), "A step shrinks every weight, but no bias, by lr * X.",
-        paper="0")
-    dtype: str = setting("float32", ("float32", "float64"), "Number format of all arithmetic.")
-    plain: bool = setting(False, bool, "Compute all in its plain form, without fast twins.")
-
-    classes: ClassVar[tuple[str, ...]] = DIGITS
-    n_classes: ClassVar[int] = N_CLASSES
-    in_channels: ClassVar[int] = 1  # of an image: 3 are colours
-    # fmt: on
-
-    @classmethod
-    def defaults(cls, given: Mapping[str, Any]) -> dict[str, Any]:
-        return PRESETS[given.get("preset", cls.preset)]
-
-    def check(self, given: Mapping[str, Any]) -> None:
-        if self.dataset == "strokes" and self.data_dir is not None:
-            raise SettingError("data_dir", "strokes has no files")
-        if 0 < self.n_train < self.batch_size and "n_train" in given:
-            raise SettingError("n_train", f"{self.n_train} is less than a batch of --batch-size {self.batch_size}")
-
-    @property
-    def image_size(self) -> int:
-        """Rows, and columns, of an image."""
-        raise NotImplementedError
-
-    @property
-    def primary_side(self) -> int:
-        """Rows, and columns, of the grid of primary capsules."""
-        return (self.image_size - 2 * KERNEL + 1) // 2 + 1
-
-    @property
-    def n_primary(self) -> int:
-        return self.primary_side**2 * self.primary_types
-
-    @property
-    def steps_per_epoch(self) -> int:
-        """Full batches only."""
-        return max(1, self.n_train // self.batch_size)
-
-    @property
-    def n_steps(self) -> int:
-        return self.steps_per_epoch * self.n_epochs
-
-    def lr_at(self, step: int) -> float:
-        """Learning rate of a step; steps count from 0. It rises for ``WARMUP`` steps, and falls linearly to 0."""
-        return self.lr * (1 - step / self.n_steps) * min(1.0, (step + 1) / WARMUP)
+def parts_of(config: CapsNetConfig) -> Parts:
+    return PLAIN if config.plain else FAST
 
 
-# fmt: off
-@dataclasses.dataclass(frozen=True)
-class Config(Network):
-    """One run on composites of two digits."""
-
-    n_test: int = setting(5000, int_in(1, 100_000), "Test on N composites of test digits, the same for all models.",
-        paper="10 million", group="composites")
-    n_val: int | None = setting(None, int_in(1, 10**6), "To choose settings, hold N training digits out and test on"
-        " composites of them.", shown="test on the test digits")
-    min_iou: float = setting(0.8, float_in(0, 1), "Least intersection over union of the two 28x28 boxes.", paper="0")
-    overlay: str = setting("maximum", ("maximum", "sum"), "Lay two digits over each other by the larger of two pixels,"
-        " or by their sum, clipped at 1.", paper="sum, in its published code")
-    max_shift: int = 4  # pixels
-    image_size: int = 36
-    # fmt: on
-
-    @property
-    def n_pairs(self) -> int:
-        """Number of pairs of different classes."""
-        return N_CLASSES * (N_CLASSES - 1) // 2
+class CapsNetCache(NamedTuple):
+    conv1: ConvCache
+    relu1: Array  # (B, 28, 28, 32) at the default sizes
+    conv2: Any
+    primary: Any
+    routing: Any  # with the couplings c and the outputs v of each iteration
+    v: Array  # (B, J, D)
 
 
-@dataclasses.dataclass(frozen=True)
-class Options(RunOptions):
-    models: tuple[str, ...] = setting(MODEL_NAMES, names_of(MODEL_NAMES), "Train only these.", usual=True)
-    threads: int = setting(default_threads(), int_in(1, 256), f"Use N threads; each works on {LEAST_PART} images of a"
-        " batch or more. The last bits of the numbers depend on N.",
-        shown="one for each processor, at most 4")  # fmt: skip
+def gaussian(rng: np.random.Generator, dtype: str, std: float, *shape: int) -> Array:
+    """Independent, of mean 0."""
+    return rng.normal(0, std, shape).astype(dtype)
 
 
-# --- Data, 1: MNIST files, or generated digits ------------------------------------------------------------------------
+def capsnet_init(rng: np.random.Generator, config: CapsNetConfig) -> Params:
+    C, n_primary_out, dtype = config.conv_channels, PRIMARY_SIZE * config.primary_types, config.dtype
+    I, J, n_in = config.n_primary, config.n_classes, config.in_channels
+    params = {
+        "conv1.w": gaussian(rng, dtype, math.sqrt(2 / (KERNEL**2 * n_in)), KERNEL, KERNEL, n_in, C),
+        "conv1.b": np.zeros(C, dtype),
+        "primary.w": gaussian(rng, dtype, math.sqrt(1 / (KERNEL**2 * C)), KERNEL, KERNEL, C, n_primary_out),
+        "primary.b": np.zeros(n_primary_out, dtype),
+        # 0.1 at the default sizes. It falls as 1 / sqrt(I), as a digit capsule is a sum of I votes.
+        "routing.w": gaussian(rng, dtype, math.sqrt(PRIMARY_SIZE / I), I, PRIMARY_SIZE, J, CAPSULE_SIZE),
+    }
+    sizes = (J * CAPSULE_SIZE, *config.decoder, config.image_size**2 * n_in)
+    variances = (2 / CAPSULE_SIZE, 2 / sizes[1], 1 / sizes[2])  # of the first layer's inputs all but one capsule are 0
+    for k in range(3):
+        params[f"decoder{k + 1}.w"] = gaussian(rng, dtype, math.sqrt(variances[k]), sizes[k], sizes[k + 1])
+        params[f"decoder{k + 1}.b"] = np.zeros(sizes[k + 1], dtype)
+    return params
+
+
+def capsnet_forward(
+    params: Params, images: Array, config: CapsNetConfig, parts: Parts | None = None
+) -> tuple[Array, CapsNetCache]:
+    """images (B, H, W) or (B, H, W, C) -> lengths of the digit capsules (B, J). The cache has the capsules and their
+    couplings."""
+    parts = parts or parts_of(config)
+    x = images.reshape(*images.shape[:3], -1)  # (B, H, W, C)
+    h, conv1 = conv2d_forward(x, params["conv1.w"], params["conv1.b"], 1, 0)
+    h, relu1 = relu_forward(h)
+    h, conv2 = parts.conv.forward(h, params["primary.w"], params["primary.b"], 2, 0)  # (B, side, side, T*P)
+    u, primary = parts.primary.forward(h.reshape(len(h), -1, PRIMARY_SIZE))  # (B, I, P)
+    v, routing = parts.routing.forward(u, params["routing.w"], config.routing_iters, parts.digit)  # (B, J, D)
+    lengths = np.sqrt(np.square(v).sum(axis=-1) + SQUASH_EPS)
+    return lengths, CapsNetCache(conv1, relu1, conv2, primary, routing, v)
+
+
+def capsnet_backward(dv: Array, cache: CapsNetCache, config: CapsNetConfig, parts: Parts | None = None) -> Params:
+    """dv (B, J, D) -> gradients of all parameters but the decoder's."""
+    parts, grads = parts or parts_of(config), {}
+    du, grads["routing.w"] = parts.routing.backward(dv, cache.routing, config.routing_grad)
+    dh = parts.primary.backward(du, cache.primary).reshape(len(dv), config.primary_side, config.primary_side, -1)
+    dh, grads["primary.w"], grads["primary.b"] = parts.conv.backward(dh, cache.conv2)
+    dh = relu_backward(dh, cache.relu1)
+    _, grads["conv1.w"], grads["conv1.b"] = conv2d_backward(dh, cache.conv1, need_dx=False)
+    return grads
+
+
+def mask_forward(v: Array, labels: Array) -> tuple[Array, Array]:
+    """v (B, J, D), labels (B, L) -> (B*L, J*D): each named capsule alone, zeros in place of the others."""
+    (B, J, D), L = v.shape, labels.shape[1]
+    mask = indicator(labels.reshape(-1, 1), J, v.dtype).reshape(B, L, J, 1)
+    return (mask * v[:, None]).reshape(B * L, J * D), mask
+
+
+def mask_backward(dmasked: Array, mask: Array) -> Array:
+    """-> dv (B, J, D)."""
+    B, L, J, _ = mask.shape
+    # masked = mask v
+    return (mask * dmasked.reshape(B, L, J, -1)).sum(axis=1)
+
+
+def decoder_forward(params: Params, masked: Array) -> tuple[Array, list[Any]]:
+    """masked (N, J*D) -> pictures (N, H*W)."""
+    x, caches = masked, []
+    for k in (1, 2, 3):
+        x, linear = linear_forward(x, params[f"decoder{k}.w"], params[f"decoder{k}.b"])
+        x, activation = relu_forward(x) if k < 3 else sigmoid_forward(x)
+        caches.append((linear, activation))
+    return x, caches
+
+
+def decoder_backward(dout: Array, caches: list[Any]) -> tuple[Array, Params]:
+    """dout (N, H*W) -> gradient of the masked capsules (N, J*D), and those of the parameters."""
+    dx, grads = dout, {}
+    for k in (3, 2, 1):
+        linear, activation = caches[k - 1]
+        dx = relu_backward(dx, activation) if k < 3 else sigmoid_backward(dx, activation)
+        dx, grads[f"decoder{k}.w"], grads[f"decoder{k}.b"] = linear_backward(dx, linear)
+    return dx, grads
+
+
+def reconstruct(params: Params, v: Array, labels: Array) -> Array:
+    """v (B, J, D), labels (B, L) -> pictures (B, L, H, W), one of each named capsule alone."""
+    pictures, _ = decoder_forward(params, mask_forward(v, labels)[0])
+    side = math.isqrt(pictures.shape[1])
+    return pictures.reshape(*labels.shape, side, side)
+
+
+def capsnet_loss_and_grads(
+    params: Params, batch: Batch, n: int, config: CapsNetConfig, parts: Parts | None = None
+) -> tuple[dict[str, float], Params]:
+    """Loss of the lengths of all digit capsules, plus the squared error of each digit's reconstruction from its own
+    capsule: ``recon_weight`` weighs it, and with 0 the decoder does not learn. A part's terms of the mean over ``n``
+    examples."""
+    parts = parts or parts_of(config)
+    lengths, cache = capsnet_forward(params, batch.images, config, parts)
+    loss, dlengths = parts.loss(lengths, indicator(batch.labels, lengths.shape[1], lengths.dtype), n)
+    dv = cache.v * (dlengths / lengths)[..., None]  # lengths = |v|
+
+    masked, mask = mask_forward(cache.v, batch.labels)
+    pictures, decoder = decoder_forward(params, masked)
+    error, dpictures = squared_error(pictures, batch.sources.reshape(pictures.shape), n)
+    dmasked, grads = decoder_backward(config.recon_weight * dpictures, decoder)
+    grads |= capsnet_backward(dv + mask_backward(dmasked, mask), cache, config, parts)
+    losses = {
+        "train_loss": loss + config.recon_weight * error,
+        "train_class_loss": loss,
+        "train_recon_loss": error / batch.labels.shape[1],  # of one digit
+    }
+    return losses, grads
+
+
+def capsnet_assess(
+    params: Params, batch: Batch, config: CapsNetConfig, parts: Parts | None = None
+) -> tuple[Array, float]:
+    """Scores (B, J), and the squared error of the true digits' pictures, summed over all pixels."""
+    lengths, cache = capsnet_forward(params, batch.images, config, parts)
+    return lengths, squared_error(reconstruct(params, cache.v, batch.labels), batch.sources, 1)[0]
+
+
+# --- The CNN baselines: convolutions with ReLU and perhaps pooling, a hidden layer, a sigmoid for each class ----------
+
+
+class ConvLayer(NamedTuple):
+    kernel: int
+    channels: int
+    stride: int = 1
+    pad: int = 0
+    pool: Pair | None = None
+
+
+class CNN(NamedTuple):
+    convs: tuple[ConvLayer, ...]
+    hidden: dict[str, int]  # units of the hidden layers, by name
+    loss: Loss = sigmoid_cross_entropy
+    conv: Pair = CONV  # of all layers but the first, whose images have few channels
+
+
+def cnn_shapes(net: CNN, config: Any) -> dict[str, tuple[int, ...]]:
+    """The shapes of the weights, by layer. ``config`` has ``image_size``, ``in_channels`` and ``n_classes``."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    side, C = config.image_size, config.in_channels
+    for k, (K, n_out, stride, pad, pool) in enumerate(net.convs, 1):
+        shapes[f"conv{k}"] = (K, K, C, n_out)
+        side, C = ((side + 2 * pad - K) // stride + 1) // (2 if pool else 1), n_out
+    n_in = side * side * C
+    for name, n_out in {**net.hidden, "out": config.n_classes}.items():
+        shapes[name], n_in = (n_in, n_out), n_out
+    return shapes
+
+
+def cnn_size(net: CNN, config: Any) -> int:
+    """Number of parameters."""
+    return sum(math.prod(shape) + shape[-1] for shape in cnn_shapes(net, config).values())
+
+
+def cnn_init(rng: np.random.Generator, config: Any, net: CNN) -> Params:
+    params: Params = {}
+    for name, shape in cnn_shapes(net, config).items():
+        gain = 1 if name == "out" else 2  # a ReLU halves the second moment
+        params[f"{name}.w"] = gaussian(rng, config.dtype, math.sqrt(gain / math.prod(shape[:-1])), *shape)
+        params[f"{name}.b"] = np.zeros(shape[-1], config.dtype)
+    return params
+
+
+def cnn_forward(params: Params, images: Array, net: CNN, dropout: Array | None = None) -> tuple[Array, Any]:
+    """images (B, H, W) or (B, H, W, C) -> scores (B, J), before the sigmoid. ``dropout`` (B, F), in a training: factors
+    of the last hidden layer's units."""
+    x, convs, hidden = images.reshape(*images.shape[:3], -1), [], []  # the lists are the layers' caches
+    for k, layer in enumerate(net.convs, 1):
+        pair = net.conv if k > 1 else CONV
+        x, conv = pair.forward(x, params[f"conv{k}.w"], params[f"conv{k}.b"], layer.stride, layer.pad)
+        x, relu = relu_forward(x)
+        x, pool = layer.pool.forward(x) if layer.pool else (x, None)
+        convs.append((conv, relu, pool))
+    shape, x = x.shape, x.reshape(len(x), -1)
+    for name in net.hidden:
+        x, linear = linear_forward(x, params[f"{name}.w"], params[f"{name}.b"])
+        x, relu = relu_forward(x)
+        hidden.append((linear, relu))
+    x = x if dropout is None else x * dropout
+    scores, out = linear_forward(x, params["out.w"], params["out.b"])
+    return scores, (convs, shape, hidden, dropout, out)
+
+
+def cnn_backward(dscores: Array, cache: Any, net: CNN, need_dx: bool = False) -> tuple[Params, Array | None]:
+    """dscores (B, J) -> gradients of the parameters, and dx (B, H, W, C) where needed."""
+    convs, shape, hidden, dropout, out = cache
+    grads: Params = {}
+    dx, grads["out.w"], grads["out.b"] = linear_backward(dscores, out)
+    dx = dx if dropout is None else dx * dropout
+    for name, (linear, relu) in reversed(list(zip(net.hidden, hidden, strict=True))):
+        dx, grads[f"{name}.w"], grads[f"{name}.b"] = linear_backward(relu_backward(dx, relu), linear)
+    dx = dx.reshape(shape)
+    for k in range(len(net.convs), 0, -1):
+        (conv, relu, pool_cache), pool = convs[k - 1], net.convs[k - 1].pool
+        dx = pool.backward(dx, pool_cache) if pool else dx
+        pair = net.conv if k > 1 else CONV
+        dx, grads[f"conv{k}.w"], grads[f"conv{k}.b"] = pair.backward(relu_backward(dx, relu), conv, need_dx or k > 1)
+    return grads, dx
+
+
+def cnn_loss_and_grads(params: Params, batch: Batch, n: int, net: CNN) -> tuple[dict[str, float], Params]:
+    scores, cache = cnn_forward(params, batch.images, net)
+    loss, dscores = net.loss(scores, indicator(batch.labels, scores.shape[1], scores.dtype), n)
+    return {"train_loss": loss}, cnn_backward(dscores, cache, net)[0]
+
+
+def cnn_assess(params: Params, batch: Batch, net: CNN) -> tuple[Array, float]:
+    """Scores (B, J); there is no reconstruction."""
+    return cnn_forward(params, batch.images, net)[0], math.nan
+
+
+class Model(NamedTuple):
+    """A network as the training loop sees it."""
+
+    name: str
+    init_params: Callable[..., Params]  # rng
+    loss_and_grads: Callable[..., tuple[dict[str, float], Params]]  # params, batch, n: see ``capsnet_loss_and_grads``
+    assess: Callable[..., tuple[Array, float]]  # params, batch -> scores (B, J), squared error of reconstruction
+
+
+def capsnet_model(config: CapsNetConfig, parts: Parts | None = None) -> Model:
+    return Model(
+        "capsnet", functools.partial(capsnet_init, config=config),
+        functools.partial(capsnet_loss_and_grads, config=config, parts=parts),
+        functools.partial(capsnet_assess, config=config, parts=parts),
+    )
+
+
+def cnn_model(name: str, config: CapsNetConfig, net: CNN) -> Model:
+    init = functools.partial(cnn_init, config=config, net=net)
+    return Model(
+        name, init, functools.partial(cnn_loss_and_grads, net=net), functools.partial(cnn_assess, net=net)
+    )
+
+
+def with_parameters(net: CNN, n_params: int, config: CapsNetConfig) -> CNN:
+    """The network with as many hidden units as bring it nearest to ``n_params`` parameters, at least one."""
+    one, two = (cnn_size(net._replace(hidden={"hidden": n}), config) for n in (1, 2))
+    return net._replace(hidden={"hidden": max(1, 1 + round((n_params - one) / (two - one)))})
+
+
+def make_models(config: CapsNetConfig, cnn_loss: Loss = sigmoid_cross_entropy) -> dict[str, Model]:
+    """The capsule network and its two baselines, by name, in the order of the result table."""
+    models = {"capsnet": capsnet_model(config)}
+    n_params = count_params(models["capsnet"].init_params(np.random.default_rng(0)))
+    C = config.conv_channels
+    trunk = (ConvLayer(KERNEL, C), ConvLayer(KERNEL, PRIMARY_SIZE * config.primary_types, stride=2))
+    # Of the kind of [Sabour 2017, sec. 6], where the layers have 512 and 256 channels.
+    pooled = (ConvLayer(KERNEL, 2 * C, pool=MAX_POOL), ConvLayer(5, 2 * C, pool=MAX_POOL))
+    for name, convs in (("cnn", trunk), ("cnn_pool", pooled)):
+        net = CNN(convs, {}, cnn_loss, parts_of(config).conv)
+        models[name] = cnn_model(name, config, with_parameters(net, n_params, config))
+    return models
+
+
+# --- Data: MNIST files, or drawn strokes ------------------------------------------------------------------------------
 
 
 class Digits(NamedTuple):
@@ -213,11 +637,11 @@ MNIST_SHA256 = {
     "t10k-images-idx3-ubyte": "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
     "t10k-labels-idx1-ubyte": "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
 }  # of the .gz files
-TIMEOUTS = (4, 15)  # seconds: to connect, and for the next bytes
+TIMEOUT = 8  # seconds, to connect and for the next bytes
 MNIST_CRC32 = 0x1939F699  # of the four arrays' bytes, in the order of Digits
 
 
-class UnavailableError(UserError):
+class UnavailableError(OSError):
     """MNIST is neither on this machine nor to be had from a mirror."""
 
 
@@ -228,8 +652,13 @@ def load_mnist(data_dir: Path | None = None) -> Digits:
     a file that is missing or damaged, and for labels beyond those of digits, UnavailableError where there is neither a
     file nor a download.
     """
-    place = data_dir or Path(CACHE_DIR).expanduser()
+    place = data_dir or cache_dir()
     paths = [find_file(place, stem) for stem in MNIST_SHA256]
+    if data_dir is not None and not any(paths) and data_dir.exists() and has_data("digit_files"):
+        try:
+            return Digits("custom", *from_data("digit_files").read_digit_files(data_dir))  # Kaggle's, Keras', EMNIST's
+        except ValueError as error:
+            raise UserError(str(error)) from None
     if data_dir is not None and None in paths:
         stem = list(MNIST_SHA256)[paths.index(None)]
         raise UserError(f"{data_dir} has no {stem}.gz nor {stem}: put the four MNIST files there")
@@ -272,15 +701,17 @@ def read_idx(path: Path, ndim: int) -> Array:
 
 def download(stem: str, folder: Path) -> Path:
     """The MNIST file of that name, from the first mirror that has it, verified, in the folder."""
-    import pooch
-
-    pooch.get_logger().setLevel("WARNING")
-    name, tried = f"{stem}.gz", []
+    path, tried = folder / f"{stem}.gz", []
     for mirror in MIRRORS:
-        source = pooch.HTTPDownloader(progressbar=shows_progress(), timeout=TIMEOUTS)
         try:
-            return Path(pooch.retrieve(mirror + name, f"sha256:{MNIST_SHA256[stem]}", name, folder, downloader=source))
-        except (OSError, ValueError) as error:  # no connection or file; a wrong checksum
+            print_message(f"downloading {mirror}{path.name}")
+            with urllib.request.urlopen(mirror + path.name, timeout=TIMEOUT) as stream:
+                content = stream.read()
+            if hashlib.sha256(content).hexdigest() != MNIST_SHA256[stem]:
+                raise ValueError("wrong checksum")
+            write_file(path, content)
+            return path
+        except (OSError, ValueError, http.client.HTTPException) as error:  # no connection, no file, no folder
             tried.append(f"{mirror} ({one_line(error, 80)})")
     advice = "name the folder of its four files with --data-dir, or take --dataset strokes"
     raise UnavailableError(f"MNIST could not be downloaded to {folder} from {', '.join(tried)}: {advice}")
@@ -300,18 +731,19 @@ def resolve_dataset(choice: str, rng: np.random.Generator, data_dir: Path | None
         try:
             return load_mnist(data_dir)
         except UnavailableError as error:
-            if choice == "mnist":
+            if choice == "mnist" or not has_data("stroke_digits"):
                 raise
             rule = "!" * 100
             print_message(
                 f"{rule}\nWARNING: this run does NOT use MNIST but generated digits (strokes).\n"
                 f"Its figures do not compare with those on MNIST. Reason: {error}\n{rule}"
             )
-    train, test = (stroke_digits(own, n) for own, n in zip(rng.spawn(2), STROKE_COUNTS, strict=True))
+    draw = from_data("stroke_digits").stroke_digits
+    train, test = (draw(own, n) for own, n in zip(rng.spawn(2), STROKE_COUNTS, strict=True))
     return Digits("strokes", *train, *test)
 
 
-def hold_out(digits: Digits, n: int | None) -> Digits:
+def without_test(digits: Digits, n: int | None) -> Digits:
     """For the choice of settings: the last n training digits instead of the test digits. Raises UserError."""
     images, labels = digits.train_images, digits.train_labels
     if n is None:
@@ -321,7 +753,7 @@ def hold_out(digits: Digits, n: int | None) -> Digits:
     return Digits(digits.name, images[:-n], labels[:-n], images[-n:], labels[-n:])
 
 
-# --- Data, 2: overlays of two digits ----------------------------------------------------------------------------------
+# --- Data: overlays of two digits -------------------------------------------------------------------------------------
 
 
 class Batch(NamedTuple):
@@ -406,7 +838,7 @@ class Data(NamedTuple):
 def make_data(config: Config) -> Data:
     """Test composites are rendered here, once; those of the training are rendered batch by batch. Raises UserError."""
     digits = resolve_dataset(config.dataset, generator(config.seed, Stream.DATA), config.data_dir)
-    digits = hold_out(digits, config.n_val)
+    digits = without_test(digits, config.n_val)
     train = Overlays(digits.train_images, digits.train_labels, config)
     test = Overlays(digits.test_images, digits.test_labels, config)
     return Data(digits.name, train, test.render(test.draw(generator(config.seed, Stream.EVALUATION), config.n_test)))
@@ -425,537 +857,788 @@ def training_batch(data: Data, config: Config, step: int) -> Batch:
     return data.train.render(data.train.draw(generator(config.seed, Stream.SHUFFLE, step), config.batch_size))
 
 
-# --- Layers: each backward pass stands below its forward pass ---------------------------------------------------------
+# --- Settings: each is declared once, as a field of a dataclass; its flag, help and checks come from there ------------
 #
-# x_forward(...) -> (out, cache), x_backward(dout, cache) -> gradients of the inputs. The batch is the first axis, and
-# inputs are not overwritten. The layers are those of smallnorb_novel_viewpoint.py.
-
-Pair = tuple[Callable[..., Any], Callable[..., Any]]  # a forward and a backward pass
-ConvCache = tuple[Array, Array, tuple[int, ...], int, int]  # columns, w, the shape of x, stride, pad
-LinearCache = tuple[Array, Array]  # x, w
+# From here to the end of "Files and trainings", the text is the same in both base scripts.
 
 
-def conv2d_forward(x: Array, w: Array, b: Array, stride: int, pad: int) -> tuple[Array, ConvCache]:
-    """Cross-correlate x (B, H, W, C) with w (K, K, C, F), add b (F,) -> (B, Ho, Wo, F), zero padded."""
-    (B, H, W, C), K, F = x.shape, w.shape[0], w.shape[-1]
-    Ho, Wo = (H + 2 * pad - K) // stride + 1, (W + 2 * pad - K) // stride + 1
-    x_pad = np.zeros((B, H + 2 * pad, W + 2 * pad, C), x.dtype)
-    x_pad[:, pad : pad + H, pad : pad + W] = x
-    # im2col, one entry of the kernel at a time: twice as fast as patch by patch, as it copies longer runs of memory.
-    columns = np.empty((K, K, C, B, Ho, Wo), x.dtype)
-    for i in range(K):
-        for j in range(K):
-            window = x_pad[:, i : i + stride * Ho : stride, j : j + stride * Wo : stride]  # (B, Ho, Wo, C)
-            columns[i, j] = window.transpose(3, 0, 1, 2)
-    columns = columns.reshape(K * K * C, -1)  # (K * K * C, B * Ho * Wo): the patches, one per column
-    out = columns.T @ w.reshape(-1, F)  # (B * Ho * Wo, F)
-    out += b
-    return out.reshape(B, Ho, Wo, F), (columns, w, x.shape, stride, pad)
+class UserError(OSError):
+    """Something that the person at the keyboard can put right, in one line. Exit status 1."""
 
 
-def conv2d_backward(dout: Array, cache: ConvCache, need_dx: bool = True) -> tuple[Any, Array, Array]:
-    """dout (B, Ho, Wo, F) -> dx (None if it is not needed, as in the first layer), dw, db."""
-    columns, w, (B, H, W, C), stride, pad = cache
-    (_, Ho, Wo, F), K = dout.shape, w.shape[0]
-    rows = dout.reshape(-1, F)  # (B * Ho * Wo, F)
-    # out = columns.T @ w + b
-    dw = (columns @ rows).reshape(w.shape)
-    db = np.ones(len(rows), rows.dtype) @ rows  # the sum over rows; np.sum takes 15 times as long for short rows
-    if not need_dx:
-        return None, dw, db
-    dcolumns = (w.reshape(-1, F) @ rows.T).reshape(K, K, C, B, Ho, Wo)
-    # columns[i, j] = the pixels of x_pad under entry i, j of the kernel
-    dx_pad = np.zeros((B, H + 2 * pad, W + 2 * pad, C), dout.dtype)
-    for i in range(K):
-        for j in range(K):
-            window = dx_pad[:, i : i + stride * Ho : stride, j : j + stride * Wo : stride]
-            window += dcolumns[i, j].transpose(1, 2, 3, 0)
-    return dx_pad[:, pad : pad + H, pad : pad + W], dw, db
+class UsageError(argparse.ArgumentTypeError):
+    """What is wrong with a command line or a configuration, in one line. Exit status 2."""
 
 
-def max_pool_forward(x: Array) -> tuple[Array, tuple[Array, Array]]:
-    """2x2, stride 2; an odd last row or column is dropped. x (B, H, W, C) -> (B, H // 2, W // 2, C)."""
-    H, W = x.shape[1] // 2 * 2, x.shape[2] // 2 * 2
-    x00, x01, x10, x11 = (x[:, i:H:2, j:W:2] for i, j in itertools.product(range(2), repeat=2))
-    out = np.maximum(np.maximum(x00, x01), np.maximum(x10, x11))
-    return out, (x, out)
+class Kind(NamedTuple):
+    """How the text of a flag becomes a value, and back. (Other scripts have a class of that name too.)"""
 
+    convert: Callable[[str], Any]  # raises UsageError
+    metavar: str
+    separator: str = ","  # between the parts of a tuple
+    is_output: bool = False  # a file that is written
 
-def max_pool_backward(dout: Array, cache: tuple[Array, Array]) -> Array:
-    """The first of the four pixels that is the maximum gets the whole gradient."""
-    x, out = cache
-    H, W = x.shape[1] // 2 * 2, x.shape[2] // 2 * 2
-    dx, not_found = np.zeros_like(x), np.ones(out.shape, bool)
-    # out = max(x00, x01, x10, x11)
-    for i, j in itertools.product(range(2), repeat=2):
-        is_maximum = not_found & (x[:, i:H:2, j:W:2] == out)
-        not_found ^= is_maximum
-        np.multiply(dout, is_maximum, out=dx[:, i:H:2, j:W:2])
-    return dx
-
-
-MAX_POOL: Pair = (max_pool_forward, max_pool_backward)
-
-
-def linear_forward(x: Array, w: Array, b: Array) -> tuple[Array, LinearCache]:
-    """x (B, E) @ w (E, F) + b (F,)."""
-    return x @ w + b, (x, w)
-
 
-def linear_backward(dout: Array, cache: LinearCache) -> tuple[Array, Array, Array]:
-    """dout (B, F) -> dx, dw, db."""
-    x, w = cache
-    # out = x @ w + b
-    return dout @ w.T, x.T @ dout, dout.sum(axis=0)
-
-
-def relu_forward(x: Array) -> tuple[Array, Array]:
-    out = np.maximum(x, 0)
-    return out, out
-
-
-def relu_backward(dout: Array, out: Array) -> Array:
-    # out = max(x, 0)
-    return dout * (out > 0)
-
-
-def sigmoid_forward(x: Array) -> tuple[Array, Array]:
-    out = np.exp(np.minimum(x, 0)) / (1 + np.exp(-np.abs(x)))  # 1 / (1 + exp(-x)) without an overflow
-    return out, out
-
-
-def sigmoid_backward(dout: Array, out: Array) -> Array:
-    # out = sigmoid(x)
-    return dout * out * (1 - out)
-
+class Setting(NamedTuple):
+    """What a field says of its flag."""
 
-SQUASH_EPS = 1e-9  # added to |s|^2, so that the derivative of |s| is finite for a capsule that is exactly zero
+    kind: Any  # a Kind, a tuple of choices, or bool: a flag without a value
+    help: str
+    shown: str = ""  # what the help says of the default, if it is not the field's
+    paper: str = ""  # the paper's value, if it is another
+    usual: bool = False  # whether --help shows it; --help-all shows every flag
+    free: bool = False  # whether a resumed run may have another value
+    group: str = ""  # heading of the flags from here on
 
 
-def squash_forward(s: Array) -> tuple[Array, tuple[Array, Array]]:
-    """v = |s|^2 / (1 + |s|^2) * s / |s|; a capsule's entries are along the last axis. [Sabour 2017, eq. 1]"""
-    q = np.square(s).sum(axis=-1, keepdims=True) + SQUASH_EPS
-    return np.sqrt(q) / (1 + q) * s, (s, q)
-
+def setting(default: Any, kind: Any, help: str, shown: str = "", **more: Any) -> Any:
+    """A field of a ``Settings`` dataclass. A default of None may stand for what ``dependent`` gives."""
+    return dataclasses.field(default=default, metadata={"it": Setting(kind, help, shown, **more)})
 
-def squash_backward(dv: Array, cache: tuple[Array, Array]) -> Array:
-    s, q = cache
-    # v = f(q) s with f(q) = sqrt(q) / (1 + q) and q = |s|^2, so ds = f(q) dv + 2 f'(q) (s . dv) s
-    f, twice_df = np.sqrt(q) / (1 + q), (1 - q) / (np.sqrt(q) * (1 + q) ** 2)
-    return f * dv + twice_df * (s * dv).sum(axis=-1, keepdims=True) * s
 
+def settings_of(config: Any) -> dict[str, Setting]:
+    """By field, those of a dataclass or of an instance."""
+    return {field.name: field.metadata["it"] for field in dataclasses.fields(config) if "it" in field.metadata}
 
-SQUASH: Pair = (squash_forward, squash_backward)
 
+def flag_of(field: str) -> str:
+    return "--" + field.replace("_", "-")
 
-# --- Dynamic routing [Sabour 2017, procedure 1] -----------------------------------------------------------------------
-#
-# The paper's lines, for a child i and a parent j, and our names:
-#     u_hat_j|i = W_ij u_i                     u_hat, the votes
-#     b_ij <- 0                                b
-#     c_i <- softmax(b_i)                      c, the couplings, whose sum over the parents is 1
-#     s_j <- sum_i c_ij u_hat_j|i              s
-#     v_j <- squash(s_j)                       v
-#     b_ij <- b_ij + u_hat_j|i . v_j           b; that of the last iteration is not used
-#
-# This is what --plain runs. The default is fast/dynamic_routing.py.
 
+def text_of(value: Any, kind: Any = None) -> str:
+    """A value as a flag takes it: a range 0:150, other tuples 16,4,8,8."""
+    if isinstance(value, tuple | list):
+        return (kind.separator if hasattr(kind, "convert") else ",").join(map(text_of, value)) or "none"
+    is_whole = isinstance(value, float) and value.is_integer() and abs(value) < 1e15
+    return "none" if value is None else str(int(value)) if is_whole else str(value)
 
-def softmax(b: Array) -> Array:
-    """Along the last axis. [Sabour 2017, eq. 3]"""
-    e = np.exp(b - b.max(axis=-1, keepdims=True))
-    return e / e.sum(axis=-1, keepdims=True)
 
+class SettingError(UsageError):
+    """A value that cannot be: of a field, and why."""
 
-def softmax_backward(dc: Array, c: Array) -> Array:
-    # c = softmax(b)
-    return c * (dc - (c * dc).sum(axis=-1, keepdims=True))
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(f"argument {flag_of(field)}: {message}")
 
 
-class RoutingCache(NamedTuple):
-    u: Array  # (B, I, P)
-    w: Array  # (I, P, J, D)
-    u_hat: Array  # (B, I, J, D)
-    c: list[Array]  # per iteration: (B, I, J)
-    v: list[Array]  # per iteration: (B, J, D)
-    squashes: list[Any]  # per iteration: the cache of v = squash(s)
-    squash: Pair
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """Whatever makes a configuration, flags, a call or a file, gets the same defaults and the same checks."""
 
+    def __post_init__(self) -> None:
+        for name, it in settings_of(self).items():
+            if (value := getattr(self, name)) not in (None, ()):
+                object.__setattr__(self, name, checked(name, it.kind, value))
+        for name, value in self.dependent().items():
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, value)
+        self.check()
 
-def routing_forward(u: Array, w: Array, n_iters: int, squash: Pair = SQUASH) -> tuple[Array, RoutingCache]:
-    """u (B, I, P), w (I, P, J, D), whose w[i, :, j] is W_ij transposed -> v (B, J, D)."""
-    u_hat = np.einsum("bip,ipjd->bijd", u, w)
-    b = np.zeros(u_hat.shape[:3], u.dtype)
-    cache = RoutingCache(u, w, u_hat, [], [], [], squash)
-    for _ in range(n_iters):
-        c = softmax(b)
-        s = np.einsum("bij,bijd->bjd", c, u_hat)
-        v, squash_cache = squash[0](s)
-        b = b + np.einsum("bijd,bjd->bij", u_hat, v)
-        cache.c.append(c)
-        cache.v.append(v)
-        cache.squashes.append(squash_cache)
-    return v, cache
+    def dependent(self) -> dict[str, Any]:
+        """Defaults that depend on other fields."""
+        return {}
 
+    def check(self) -> None:
+        """Raises SettingError where values do not fit together."""
 
-def routing_backward(dv: Array, cache: RoutingCache, policy: str) -> tuple[Array, Array]:
-    """dv (B, J, D) -> du (B, I, P), dw (I, P, J, D).
 
-    policy "exact": the gradient of what the forward pass computes, through all iterations.
-    policy "stop":  the couplings are constants: only the last iteration's s and v are differentiated.
-    """
-    u, w, u_hat, c, v, squashes, squash = cache
-    du_hat, db = np.zeros_like(u_hat), np.zeros_like(c[0])
-    for t in reversed(range(len(v))):
-        # b = b + sum_d u_hat v
-        dv = dv + np.einsum("bij,bijd->bjd", db, u_hat)
-        du_hat += db[..., None] * v[t][:, None]
-        # v = squash(s)
-        ds = squash[1](dv, squashes[t])
-        # s = sum_i c u_hat
-        dc = np.einsum("bijd,bjd->bij", u_hat, ds)
-        du_hat += c[t][..., None] * ds[:, None]
-        if policy == "stop":
-            break
-        # c = softmax(b)
-        db = db + softmax_backward(dc, c[t])
-        dv = np.zeros_like(dv)  # of an earlier iteration, which the loss sees through b alone
-    # u_hat = u w
-    return np.einsum("bijd,ipjd->bip", du_hat, w), np.einsum("bijd,bip->ipjd", du_hat, u)
+def checked(name: str, kind: Any, value: Any) -> Any:
+    """The value, as its kind makes it. Raises SettingError."""
+    if not hasattr(kind, "convert"):
+        choices = kind if isinstance(kind, tuple) else (True, False)
+        if value in choices:
+            return value
+        raise SettingError(name, f"{one_line(repr(value))} is not one of {', '.join(map(str, choices))}")
+    try:
+        if kind.metavar == "FILES":
+            return tuple(kind.convert(str(part)) for part in value)
+        return kind.convert(text_of(value, kind))
+    except argparse.ArgumentTypeError as error:
+        raise SettingError(name, one_line(error)) from None
 
 
-# --- Losses: (loss, gradient with respect to the input); a part's terms of the mean over a batch of ``n`` examples ----
+def int_in(low: int, high: int) -> Kind:
+    return Kind(functools.partial(number, int, low, high, False), "N")
 
-PRESENT, ABSENT, ABSENT_WEIGHT = 0.9, 0.1, 0.5  # m+, m- and lambda [Sabour 2017, sec. 3]
 
-
-def margin_loss(lengths: Array, positive: Array, n: int) -> tuple[float, Array]:
-    """Summed over the classes. lengths (B, J), positive (B, J) of 0 and 1 -> loss, dlengths. [Sabour 2017, eq. 4]"""
-    shortfall = np.maximum(0, PRESENT - lengths) * positive
-    excess = np.maximum(0, lengths - ABSENT) * (1 - positive)
-    loss = float(np.square(shortfall).sum() + ABSENT_WEIGHT * np.square(excess).sum()) / n
-    return loss, (2 / n) * (ABSENT_WEIGHT * excess - shortfall)
-
-
-def squared_error(out: Array, target: Array, n: int) -> tuple[float, Array]:
-    """Summed over pixels and digits."""
-    error = out - target
-    return float(np.vdot(error, error)) / n, (2 / n) * error
-
-
-def sigmoid_cross_entropy(scores: Array, positive: Array, n: int) -> tuple[float, Array]:
-    """Summed over the classes. scores (B, J) before the sigmoid, positive (B, J) of 0 and 1."""
-    loss = float((np.maximum(scores, 0) - scores * positive + np.log1p(np.exp(-np.abs(scores)))).sum()) / n
-    return loss, (sigmoid_forward(scores)[0] - positive) / n
-
-
-Loss = Callable[[Array, Array, int], tuple[float, Array]]  # scores and indicator (B, J), n -> loss, gradient of scores
-
-
-def indicator(labels: Array, n_classes: int, dtype: Any) -> Array:
-    """labels (B, L) -> (B, J), 1 for the classes in an image."""
-    positive = np.zeros((len(labels), n_classes), dtype)
-    positive[np.arange(len(labels))[:, None], labels] = 1
-    return positive
-
-
-# --- The capsule network ----------------------------------------------------------------------------------------------
-
-
-class Parts(NamedTuple):
-    """What a CapsNet is made of. A study gives it another pair, with the same arguments and results."""
-
-    conv: Pair = (conv2d_forward, conv2d_backward)  # of the primary capsules
-    primary: Pair = SQUASH  # of the primary capsules
-    routing: Pair = (routing_forward, routing_backward)
-    digit: Pair = SQUASH  # of the digit capsules
-    loss: Loss = margin_loss  # of their lengths
-
-
-PLAIN = Parts()
-FAST = PLAIN._replace(
-    conv=(spectral_conv.conv2d_forward, spectral_conv.conv2d_backward),
-    routing=(dynamic_routing.routing_forward, dynamic_routing.routing_backward),
-)
-
-
-def parts_of(config: Network) -> Parts:
-    return PLAIN if config.plain else FAST
-
-
-class CapsNetCache(NamedTuple):
-    conv1: ConvCache
-    relu1: Array  # (B, 28, 28, 32) at the default sizes
-    conv2: Any
-    primary: Any
-    routing: Any  # with the couplings c and the outputs v of each iteration
-    v: Array  # (B, J, D)
-
-
-def gaussian(rng: np.random.Generator, dtype: str, std: float, *shape: int) -> Array:
-    """Independent, of mean 0."""
-    return rng.normal(0, std, shape).astype(dtype)
-
-
-def capsnet_init(rng: np.random.Generator, config: Network) -> Params:
-    C, n_primary_out, dtype = config.conv_channels, PRIMARY_SIZE * config.primary_types, config.dtype
-    I, J, n_in = config.n_primary, config.n_classes, config.in_channels
-    params = {
-        "conv1.w": gaussian(rng, dtype, math.sqrt(2 / (KERNEL**2 * n_in)), KERNEL, KERNEL, n_in, C),
-        "conv1.b": np.zeros(C, dtype),
-        "primary.w": gaussian(rng, dtype, math.sqrt(1 / (KERNEL**2 * C)), KERNEL, KERNEL, C, n_primary_out),
-        "primary.b": np.zeros(n_primary_out, dtype),
-        # 0.1 at the default sizes. It falls as 1 / sqrt(I), as a digit capsule is a sum of I votes.
-        "routing.w": gaussian(rng, dtype, math.sqrt(PRIMARY_SIZE / I), I, PRIMARY_SIZE, J, CAPSULE_SIZE),
-    }
-    sizes = (J * CAPSULE_SIZE, *config.decoder, config.image_size**2 * n_in)
-    variances = (2 / CAPSULE_SIZE, 2 / sizes[1], 1 / sizes[2])  # of the first layer's inputs all but one capsule are 0
-    for k in range(3):
-        params[f"decoder{k + 1}.w"] = gaussian(rng, dtype, math.sqrt(variances[k]), sizes[k], sizes[k + 1])
-        params[f"decoder{k + 1}.b"] = np.zeros(sizes[k + 1], dtype)
-    return params
-
-
-def capsnet_forward(
-    params: Params, images: Array, config: Network, parts: Parts | None = None
-) -> tuple[Array, CapsNetCache]:
-    """images (B, H, W) or (B, H, W, C) -> lengths of the digit capsules (B, J). The cache has the capsules and their
-    couplings."""
-    parts = parts or parts_of(config)
-    x = images.reshape(*images.shape[:3], -1)  # (B, H, W, C)
-    h, conv1 = conv2d_forward(x, params["conv1.w"], params["conv1.b"], 1, 0)
-    h, relu1 = relu_forward(h)
-    h, conv2 = parts.conv[0](h, params["primary.w"], params["primary.b"], 2, 0)  # (B, side, side, T*P)
-    u, primary = parts.primary[0](h.reshape(len(h), -1, PRIMARY_SIZE))  # (B, I, P)
-    v, routing = parts.routing[0](u, params["routing.w"], config.routing_iters, parts.digit)  # (B, J, D)
-    lengths = np.sqrt(np.square(v).sum(axis=-1) + SQUASH_EPS)
-    return lengths, CapsNetCache(conv1, relu1, conv2, primary, routing, v)
-
-
-def capsnet_backward(dv: Array, cache: CapsNetCache, config: Network, parts: Parts | None = None) -> Params:
-    """dv (B, J, D) -> gradients of all parameters but the decoder's."""
-    parts, grads = parts or parts_of(config), {}
-    du, grads["routing.w"] = parts.routing[1](dv, cache.routing, config.routing_grad)
-    dh = parts.primary[1](du, cache.primary).reshape(len(dv), config.primary_side, config.primary_side, -1)
-    dh, grads["primary.w"], grads["primary.b"] = parts.conv[1](dh, cache.conv2)
-    dh = relu_backward(dh, cache.relu1)
-    _, grads["conv1.w"], grads["conv1.b"] = conv2d_backward(dh, cache.conv1, need_dx=False)
-    return grads
-
-
-def mask_forward(v: Array, labels: Array) -> tuple[Array, Array]:
-    """v (B, J, D), labels (B, L) -> (B*L, J*D): each named capsule alone, zeros in place of the others."""
-    (B, J, D), L = v.shape, labels.shape[1]
-    mask = indicator(labels.reshape(-1, 1), J, v.dtype).reshape(B, L, J, 1)
-    return (mask * v[:, None]).reshape(B * L, J * D), mask
-
-
-def mask_backward(dmasked: Array, mask: Array) -> Array:
-    """-> dv (B, J, D)."""
-    B, L, J, _ = mask.shape
-    # masked = mask v
-    return (mask * dmasked.reshape(B, L, J, -1)).sum(axis=1)
-
-
-def decoder_forward(params: Params, masked: Array) -> tuple[Array, list[Any]]:
-    """masked (N, J*D) -> pictures (N, H*W)."""
-    x, caches = masked, []
-    for k in (1, 2, 3):
-        x, linear = linear_forward(x, params[f"decoder{k}.w"], params[f"decoder{k}.b"])
-        x, activation = relu_forward(x) if k < 3 else sigmoid_forward(x)
-        caches.append((linear, activation))
-    return x, caches
-
-
-def decoder_backward(dout: Array, caches: list[Any]) -> tuple[Array, Params]:
-    """dout (N, H*W) -> gradient of the masked capsules (N, J*D), and those of the parameters."""
-    dx, grads = dout, {}
-    for k in (3, 2, 1):
-        linear, activation = caches[k - 1]
-        dx = relu_backward(dx, activation) if k < 3 else sigmoid_backward(dx, activation)
-        dx, grads[f"decoder{k}.w"], grads[f"decoder{k}.b"] = linear_backward(dx, linear)
-    return dx, grads
-
-
-def reconstruct(params: Params, v: Array, labels: Array) -> Array:
-    """v (B, J, D), labels (B, L) -> pictures (B, L, H, W), one of each named capsule alone."""
-    pictures, _ = decoder_forward(params, mask_forward(v, labels)[0])
-    side = math.isqrt(pictures.shape[1])
-    return pictures.reshape(*labels.shape, side, side)
-
-
-def capsnet_loss_and_grads(
-    params: Params, batch: Batch, n: int, config: Network, parts: Parts | None = None
-) -> tuple[dict[str, float], Params]:
-    """Loss of the lengths of all digit capsules, plus the squared error of each digit's reconstruction from its own
-    capsule: ``recon_weight`` weighs it, and with 0 the decoder does not learn. A part's terms of the mean over ``n``
-    examples."""
-    parts = parts or parts_of(config)
-    lengths, cache = capsnet_forward(params, batch.images, config, parts)
-    loss, dlengths = parts.loss(lengths, indicator(batch.labels, lengths.shape[1], lengths.dtype), n)
-    dv = cache.v * (dlengths / lengths)[..., None]  # lengths = |v|
-
-    masked, mask = mask_forward(cache.v, batch.labels)
-    pictures, decoder = decoder_forward(params, masked)
-    error, dpictures = squared_error(pictures, batch.sources.reshape(pictures.shape), n)
-    dmasked, grads = decoder_backward(config.recon_weight * dpictures, decoder)
-    grads |= capsnet_backward(dv + mask_backward(dmasked, mask), cache, config, parts)
-    losses = {
-        "train_loss": loss + config.recon_weight * error,
-        f"train_{parts.loss.__name__}": loss,
-        "train_recon_loss": error / batch.labels.shape[1],  # of one digit
-    }
-    return losses, grads
-
-
-def capsnet_assess(params: Params, batch: Batch, config: Network, parts: Parts | None = None) -> tuple[Array, float]:
-    """Scores (B, J), and the squared error of the true digits' pictures, summed over all pixels."""
-    lengths, cache = capsnet_forward(params, batch.images, config, parts)
-    return lengths, squared_error(reconstruct(params, cache.v, batch.labels), batch.sources, 1)[0]
-
-
-# --- The CNN baselines: convolutions with ReLU and perhaps pooling, a hidden layer, a sigmoid for each class ----------
-
-
-class ConvLayer(NamedTuple):
-    kernel: int
-    channels: int
-    stride: int = 1
-    pad: int = 0
-    pool: Pair | None = None
-
-
-class CNN(NamedTuple):
-    convs: tuple[ConvLayer, ...]
-    hidden: dict[str, int]  # units of the hidden layers, by name
-    loss: Loss = sigmoid_cross_entropy
-    conv: Pair = PLAIN.conv  # of all layers but the first, whose images have few channels
-
-
-def cnn_shapes(net: CNN, config: Any) -> dict[str, tuple[int, ...]]:
-    """The shapes of the weights, by layer. ``config`` has ``image_size``, ``in_channels`` and ``n_classes``."""
-    shapes: dict[str, tuple[int, ...]] = {}
-    side, C = config.image_size, config.in_channels
-    for k, (K, n_out, stride, pad, pool) in enumerate(net.convs, 1):
-        shapes[f"conv{k}"] = (K, K, C, n_out)
-        side, C = ((side + 2 * pad - K) // stride + 1) // (2 if pool else 1), n_out
-    n_in = side * side * C
-    for name, n_out in {**net.hidden, "out": config.n_classes}.items():
-        shapes[name], n_in = (n_in, n_out), n_out
-    return shapes
-
-
-def cnn_size(net: CNN, config: Any) -> int:
-    """Number of parameters."""
-    return sum(math.prod(shape) + shape[-1] for shape in cnn_shapes(net, config).values())
-
-
-def cnn_init(rng: np.random.Generator, config: Any, net: CNN) -> Params:
-    params: Params = {}
-    for name, shape in cnn_shapes(net, config).items():
-        gain = 1 if name == "out" else 2  # a ReLU halves the second moment
-        params[f"{name}.w"] = gaussian(rng, config.dtype, math.sqrt(gain / math.prod(shape[:-1])), *shape)
-        params[f"{name}.b"] = np.zeros(shape[-1], config.dtype)
-    return params
-
-
-def cnn_forward(params: Params, images: Array, net: CNN, dropout: Array | None = None) -> tuple[Array, Any]:
-    """images (B, H, W) or (B, H, W, C) -> scores (B, J), before the sigmoid. ``dropout`` (B, F), in a training: factors
-    of the last hidden layer's units."""
-    x, convs, hidden = images.reshape(*images.shape[:3], -1), [], []  # the lists are the layers' caches
-    for k, layer in enumerate(net.convs, 1):
-        forward, _ = net.conv if k > 1 else PLAIN.conv
-        x, conv = forward(x, params[f"conv{k}.w"], params[f"conv{k}.b"], layer.stride, layer.pad)
-        x, relu = relu_forward(x)
-        x, pool = layer.pool[0](x) if layer.pool else (x, None)
-        convs.append((conv, relu, pool))
-    shape, x = x.shape, x.reshape(len(x), -1)
-    for name in net.hidden:
-        x, linear = linear_forward(x, params[f"{name}.w"], params[f"{name}.b"])
-        x, relu = relu_forward(x)
-        hidden.append((linear, relu))
-    x = x if dropout is None else x * dropout
-    scores, out = linear_forward(x, params["out.w"], params["out.b"])
-    return scores, (convs, shape, hidden, dropout, out)
-
-
-def cnn_backward(dscores: Array, cache: Any, net: CNN, need_dx: bool = False) -> tuple[Params, Array | None]:
-    """dscores (B, J) -> gradients of the parameters, and dx (B, H, W, C) where needed."""
-    convs, shape, hidden, dropout, out = cache
-    grads: Params = {}
-    dx, grads["out.w"], grads["out.b"] = linear_backward(dscores, out)
-    dx = dx if dropout is None else dx * dropout
-    for name, (linear, relu) in reversed(list(zip(net.hidden, hidden, strict=True))):
-        dx, grads[f"{name}.w"], grads[f"{name}.b"] = linear_backward(relu_backward(dx, relu), linear)
-    dx = dx.reshape(shape)
-    for k in range(len(net.convs), 0, -1):
-        (conv, relu, pool_cache), pool = convs[k - 1], net.convs[k - 1].pool
-        dx = pool[1](dx, pool_cache) if pool else dx
-        _, backward = net.conv if k > 1 else PLAIN.conv
-        dx, grads[f"conv{k}.w"], grads[f"conv{k}.b"] = backward(relu_backward(dx, relu), conv, need_dx or k > 1)
-    return grads, dx
-
-
-def cnn_loss_and_grads(params: Params, batch: Batch, n: int, net: CNN) -> tuple[dict[str, float], Params]:
-    scores, cache = cnn_forward(params, batch.images, net)
-    loss, dscores = net.loss(scores, indicator(batch.labels, scores.shape[1], scores.dtype), n)
-    return {"train_loss": loss}, cnn_backward(dscores, cache, net)[0]
-
-
-# --- The three models as the training loop sees them ------------------------------------------------------------------
-
-
-class Model(NamedTuple):
-    name: str
-    init_params: Callable[[np.random.Generator], Params]
-    loss_and_grads: Callable[[Params, Batch, int], tuple[dict[str, float], Params]]
-    assess: Callable[[Params, Batch], tuple[Array, float]]  # scores (B, J), squared error of reconstruction
-
-
-def capsnet_model(config: Network, parts: Parts | None = None) -> Model:
-    return Model(
-        "capsnet",
-        lambda rng: capsnet_init(rng, config),
-        lambda params, batch, n: capsnet_loss_and_grads(params, batch, n, config, parts),
-        lambda params, batch: capsnet_assess(params, batch, config, parts),
+def float_in(low: float, high: float, *, above: bool = False) -> Kind:
+    """From ``low``, or with ``above`` greater than it, to ``high``."""
+    return Kind(functools.partial(number, float, low, high, above), "X")
+
+
+def number(kind: Any, low: float, high: float, above: bool, text: str) -> Any:
+    try:
+        value = kind(text)
+    except ValueError:
+        raise UsageError(f"{text!r} is not a {'whole number' if kind is int else 'number'}") from None
+    if not low <= value <= high or (above and value == low):  # a NaN fails this too
+        bounds = f"above {low:g} and at most {high:g}" if above else f"between {low:,} and {high:,}"
+        raise UsageError(f"{text} is not {bounds}")
+    return value
+
+
+def names_of(known: Sequence[str]) -> Kind:
+    """Some of the known names, each once, with commas between them."""
+    return Kind(functools.partial(names_in, known), "A,B")
+
+
+def names_in(known: Sequence[str], text: str) -> tuple[str, ...]:
+    names = tuple(text.split(","))
+    if unknown := [name for name in names if name not in known]:
+        raise UsageError(f"{unknown[0]!r} is not one of {', '.join(known)}")
+    if len(set(names)) < len(names):
+        raise UsageError(f"{text} names one twice")
+    return names
+
+
+def path_of(text: str) -> Path:
+    if not text:
+        raise UsageError("the name is empty")
+    return Path(os.path.expanduser(text))
+
+
+FOLDER, INPUT, INPUTS = Kind(path_of, "DIR"), Kind(path_of, "FILE"), Kind(path_of, "FILES")
+OUTPUT = Kind(path_of, "FILE", is_output=True)
+
+
+class Parser(argparse.ArgumentParser):
+    """Names the flag that is nearest to an unknown one."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(message)
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        found, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            near = difflib.get_close_matches(unknown[0].partition("=")[0], self._option_string_actions, 1)
+            raise UsageError(f"unrecognized argument: {unknown[0]}" + (f" (did you mean {near[0]}?)" if near else ""))
+        return found
+
+
+def add_settings(parser: argparse.ArgumentParser, config: Any, usual_alone: bool) -> None:
+    """The flags of a dataclass; ``usual_alone``: in the help, only the usual ones."""
+    group: Any = parser
+    defaults = {field.name: field.default for field in dataclasses.fields(config)}
+    for name, it in settings_of(config).items():
+        group = parser.add_argument_group(it.group) if it.group else group
+        unset = defaults[name] is None or defaults[name] == () or it.kind is bool
+        default = it.shown or ("" if unset else text_of(defaults[name], it.kind))
+        help = it.help + (f" Default: {default}." if default else "") + (f" The paper: {it.paper}." if it.paper else "")
+        options: dict[str, Any] = {"action": "store_true"}
+        if hasattr(it.kind, "convert"):
+            options = {"metavar": it.kind.metavar, "nargs": "+" if it.kind.metavar == "FILES" else None}
+        elif it.kind is not bool:
+            options = {"metavar": "|".join(map(str, it.kind)), "type": type(it.kind[0])}
+        shown = help.replace("%", "%%") if it.usual or not usual_alone else argparse.SUPPRESS
+        group.add_argument(flag_of(name), help=shown, **options)
+
+
+def parse(
+    config: type[C], options: type[O], argv: Sequence[str], description: str = "",
+    examples: Sequence[tuple[str, str]] = (), epilog: str = "",
+) -> tuple[C, O, dict[str, Any]]:
+    """Both dataclasses as the command line sets them, and what it set. An example is a pair: flags, and what they do in
+    which time. Ends the script after ``--help``. Raises UsageError."""
+    words: list[str] = []
+    for word in argv:  # a value such as -30:30 would be taken for a flag
+        joins = bool(words) and re.match(r"-[\d.]", word) and re.fullmatch(r"--[a-z-]+", words[-1])
+        words[-1:] = [f"{words[-1]}={word}"] if joins else [*words[-1:], word]
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    module = f"python -m {spec.name}" if spec and spec.name.count(".") == 1 and argv == sys.argv[1:] else None
+    parser = Parser(
+        prog=module, allow_abbrev=False, add_help=False, usage="%(prog)s [flags]", description=description,
+        formatter_class=argparse.RawDescriptionHelpFormatter, argument_default=argparse.SUPPRESS,
     )
+    start = module or f"python {parser.prog}"
+    lines = [f"  {start} {flags}".rstrip() + f"\n      {what}" for flags, what in examples]
+    parser.epilog = "\n".join([*(["examples, with their times on one thread:"] if lines else []), *lines, "", epilog])
+    parser.add_argument("-h", "--help", action="store_true", help="Show the usual flags, and examples.")
+    parser.add_argument("--help-all", action="store_true", help="Show every flag.")
+    for declared in (config, options):
+        add_settings(parser, declared, usual_alone="--help-all" not in words)
+    given = vars(parser.parse_args(words))
+    if "help" in given or "help_all" in given:
+        print(parser.format_help().rstrip(), flush=True)
+        raise SystemExit(0)
+    own = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
+    made: Any = [kind(**{name: own[name] for name in settings_of(kind) if name in own}) for kind in (config, options)]
+    return made[0], made[1], own
 
 
-def cnn_model(name: str, config: Network, net: CNN) -> Model:
-    return Model(
-        name,
-        lambda rng: cnn_init(rng, config, net),
-        lambda params, batch, n: cnn_loss_and_grads(params, batch, n, net),
-        lambda params, batch: (cnn_forward(params, batch.images, net)[0], math.nan),
-    )
+# --- Files and trainings ----------------------------------------------------------------------------------------------
 
 
-def make_models(config: Network, cnn_loss: Loss = sigmoid_cross_entropy) -> dict[str, Model]:
-    """The capsule network and its two baselines, by name, in the order of the result table."""
-
-    def sized(convs: tuple[ConvLayer, ...]) -> CNN:
-        """With as many hidden units as bring a CNN to ``n_params`` parameters."""
-        one, two = (cnn_size(CNN(convs, {"hidden": n}), config) for n in (1, 2))
-        n_hidden = max(1, 1 + round((n_params - one) / (two - one)))
-        return CNN(convs, {"hidden": n_hidden}, cnn_loss, parts_of(config).conv)
-
-    capsnet = capsnet_model(config)
-    n_params = count_params(capsnet.init_params(np.random.default_rng(0)))
-    C = config.conv_channels
-    trunk = (ConvLayer(KERNEL, C), ConvLayer(KERNEL, PRIMARY_SIZE * config.primary_types, stride=2))
-    # Of the kind of [Sabour 2017, sec. 6], where the layers have 512 and 256 channels.
-    pooled = (ConvLayer(KERNEL, 2 * C, pool=MAX_POOL), ConvLayer(5, 2 * C, pool=MAX_POOL))
-    cnns = {"cnn": trunk, "cnn_pool": pooled}
-    return {"capsnet": capsnet} | {name: cnn_model(name, config, sized(convs)) for name, convs in cnns.items()}
+def one_line(error: object, limit: int = 200) -> str:
+    """An error's message, or any other text, on one line; a long one is cut in its middle."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= limit else f"{text[: limit // 2]}…{text[-(limit // 2 - 1) :]}"
 
 
-# --- Optimiser, evaluation, training loop -----------------------------------------------------------------------------
+def print_message(text: str, end: str = "\n") -> None:
+    """Print to stderr, if there is one that can be written to."""
+    if sys.stderr is not None:  # print would take stdout instead
+        with contextlib.suppress(OSError):
+            print(text, end=end, file=sys.stderr, flush=True)
+
+
+def from_data(module: str) -> Any:
+    """A module of data/, which a script does without. Raises UserError where it, or what it needs, is missing."""
+    try:
+        return importlib.import_module(f"data.{module}")
+    except ImportError as error:
+        raise UserError(f"this needs data/{module}.py beside the script: {one_line(error)}") from None
+
+
+def has_data(module: str) -> bool:
+    """Whether a module of data/ lies beside the script."""
+    try:
+        return importlib.util.find_spec(f"data.{module}") is not None
+    except ModuleNotFoundError:
+        return False
+
+
+def cache_dir() -> Path:
+    """The folder of data that are downloaded or drawn once. Raises UserError where there is no place for it."""
+    caches = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    caches = caches if caches.is_absolute() else Path(os.path.expanduser("~/.cache"))
+    folder = Path(os.path.expanduser(os.environ.get("CAPSULES_CACHE") or caches / "hinton-mnist"))
+    if not folder.is_absolute() and not os.environ.get("CAPSULES_CACHE"):
+        raise UserError("there is no home folder for a cache: let the variable CAPSULES_CACHE name a folder")
+    return folder
+
+
+def write_file(path: Path, content: bytes) -> None:
+    """Whole or not at all: beside its place first, or in its place where that cannot be replaced, as a file that is
+    mounted by itself. Makes the folder. Raises UserError."""
+    target = Path(os.path.realpath(path))
+    temporary = target.with_name(f".{target.name}.tmp")
+    try:
+        if target.exists() and not target.is_file():
+            raise OSError("it is no regular file")  # such as /dev/null, which would be replaced
+        target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with temporary.open("wb") as stream:
+                stream.write(content)
+                stream.flush()
+                os.fsync(stream.fileno())
+            os.replace(temporary, target)
+        except OSError as error:
+            if error.errno not in (errno.EBUSY, errno.EACCES, errno.EPERM) or not target.exists():
+                raise
+            target.write_bytes(content)
+        finally:
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def require_own(path: Path, is_own: Callable[[], bool], hint: str = "") -> None:
+    """Before a training: raises UserError where a file cannot be written, or is there and of something else."""
+    try:
+        size = path.stat().st_size if path.exists() else None
+        path.parent.mkdir(parents=True, exist_ok=True)
+        probe = path if path.exists() else path.with_name(f".{path.name}.tmp")  # an empty file must not stay there
+        with probe.open("ab"):
+            pass
+        if probe != path:
+            probe.unlink()
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror or error}") from error
+    if size and not is_own():
+        raise UserError(f"{path} is there, and is not of this run: name another file{hint}")
+
+
+def require_own_outputs(experiment: str, config: Any, options: Any) -> None:
+    """``require_own`` of a run's files: its result and its checkpoint."""
+    known = {name for name in settings_of(config) if not (options.resume and name.endswith("epochs"))}
+    asked = {name: value for name, value in json.loads(json.dumps(plain(config))).items() if name in known}
+
+    def is_own(read: Callable[[], Any]) -> bool:
+        try:
+            header = read()
+            same = all(header["config"][name] == value for name, value in asked.items() if value not in (None, "auto"))
+            return bool(header["experiment"] == experiment and same)
+        except Exception:  # whatever another file holds
+            return False
+
+    out, checkpoint = options.out_json, options.checkpoint
+    if out:
+        require_own(out, lambda: is_own(lambda: json.loads(out.read_bytes())))
+    if checkpoint:
+        own = options.resume or is_own(lambda: read_arrays(checkpoint)[0])
+        require_own(checkpoint, lambda: own, ", or go on from it with --resume")
+
+
+def plain(config: Any) -> dict[str, Any]:
+    """A dataclass as JSON holds it."""
+    return {key: str(v) if isinstance(v, Path) else v for key, v in dataclasses.asdict(config).items()}
+
+
+def from_json(config: type[C], content: Mapping[str, Any]) -> C:
+    """The inverse of ``plain``. Raises UsageError or TypeError for what no command line gives."""
+    return config(**{name: tuple(v) if isinstance(v, list) else v for name, v in content.items()})
+
+
+class Stream(enum.IntEnum):
+    """Independent random streams of one seed, so that no part of a run shifts the draws of another."""
+
+    DATA = 0
+    INIT = 1
+    SHUFFLE = 2
+    EVALUATION = 3
+    OBJECTS = 4
+
+
+def generator(seed: int, stream: Stream, *key: int) -> np.random.Generator:
+    """The generator of a stream and a key (such as the epoch and step). It depends on nothing else, so that a resumed
+    run draws the same numbers without any stored state."""
+    return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(int(stream), *key)))
+
+
+@functools.lru_cache(maxsize=2)
+def permutation(n: int, seed: int, *key: int) -> Array:
+    """A random order of 0 to n - 1, the same for the same seed and key (the epoch). Cached: do not write to it."""
+    return generator(seed, Stream.SHUFFLE, *key).permutation(n)
+
+
+class TrainState:
+    """A model in training: parameters, moments and history, all of which a checkpoint stores."""
+
+    def __init__(self, name: str, params: Params) -> None:
+        self.name, self.params = name, params
+        self.m: Params = {key: np.zeros_like(p) for key, p in params.items()}  # first moments, or Muon's momentum
+        self.v: Params = {key: np.zeros_like(p) for key, p in params.items()}  # second moments
+        self.step = 0
+        self.unsaved = ""  # why its last checkpoint could not be written
+        self.seconds = 0.0  # of training, without the tests after epochs
+        self.sums: dict[str, float] = {}  # weighted sums of the losses since the last epoch's end
+        self.history: dict[str, list[float]] = {}  # by metric, an entry for each epoch
+
+    def add(self, losses: Mapping[str, float], weight: float = 1) -> None:
+        """Add a batch's mean losses to the sums of the epoch; ``weight``: its number of images, where that differs."""
+        for key, loss in losses.items():
+            self.sums[key] = self.sums.get(key, 0.0) + weight * loss
+
+    def end_epoch(self, weight: float, metrics: Mapping[str, float]) -> None:
+        """Append the sums divided by their total ``weight``, and the metrics, to the history."""
+        self.append({key: total / weight for key, total in self.sums.items()})
+        self.append(metrics)
+        self.sums = {}
+
+    def append(self, metrics: Mapping[str, float]) -> None:
+        for key, value in metrics.items():
+            self.history.setdefault(key, []).append(value)
+
+
+def count_params(params: Params) -> int:
+    return sum(p.size for p in params.values())
+
+
+def init_state(model: Any, config: Any) -> TrainState:
+    """Fresh parameters of a model; their draws depend on the seed and the model's name alone."""
+    return TrainState(model.name, model.init_params(generator(config.seed, Stream.INIT, *model.name.encode())))
+
+
+BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8
+
+
+def adamw_step(
+    state: Any, grads: Sequence[Params], lr: float, weight_decay: float = 0.0, decayed: Collection[str] = ()
+) -> None:
+    """Update ``state`` in place by the sum of ``grads``; parameters named in ``decayed`` shrink by ``lr *
+    weight_decay`` of themselves. [Kingma & Ba, ICLR 2015, algorithm 1; Loshchilov & Hutter, ICLR 2019, algorithm 2]"""
+    state.step += 1
+    for key, p in state.params.items():
+        g, m, v = sum(part[key] for part in grads), state.m[key], state.v[key]
+        m[...] = BETA1 * m + (1 - BETA1) * g
+        v[...] = BETA2 * v + (1 - BETA2) * g**2
+        m_hat, v_hat = m / (1 - BETA1**state.step), v / (1 - BETA2**state.step)
+        if key in decayed:
+            p -= lr * weight_decay * p
+        p -= lr * m_hat / (np.sqrt(v_hat) + EPSILON)
+
+
+def require_finite(state: TrainState, loss: float, steps_per_epoch: int) -> None:
+    """After a step: raises UserError where its loss, or a parameter at the end of an epoch, is not finite."""
+    epoch, position = divmod(state.step - 1, steps_per_epoch)
+    where = f"epoch {epoch + 1}, step {position + 1}; try a smaller learning rate"
+    if not np.isfinite(loss):
+        raise UserError(f"{state.name}: the loss became {loss} in {where}")
+    if position == steps_per_epoch - 1 and not all(np.isfinite(p).all() for p in state.params.values()):
+        raise UserError(f"{state.name}: a parameter became infinite or NaN in {where}")
+
+
+KEPT = ("step", "seconds", "history")  # of a state, beside its arrays
+
+
+def save_checkpoint(path: Path, experiment: str, config: Any, states: Iterable[TrainState]) -> None:
+    """Every state that has been trained, as ``np.load`` reads it: MODEL/params/NAME are weights. Raises UserError."""
+    models: dict[str, Any] = {}
+    arrays: dict[str, Any] = {}
+    for state in (state for state in states if state.step):
+        models[state.name] = {key: getattr(state, key) for key in KEPT}
+        for kind in ("params", "m", "v"):
+            arrays |= {f"{state.name}/{kind}/{key}": array for key, array in getattr(state, kind).items()}
+    header = json.dumps({"experiment": experiment, "config": plain(config), "models": models})
+    stream = io.BytesIO()
+    np.savez(stream, **{"header": np.array(header), **arrays})
+    write_file(path, stream.getvalue())
+
+
+def read_arrays(path: Path) -> tuple[dict[str, Any], Params]:
+    """The header of a checkpoint, and its arrays. Raises whatever a damaged file does; zip files have checksums."""
+    with path.open("rb") as file, np.load(file) as stored:  # np.load would leave a damaged one open
+        arrays = {key: stored[key] for key in stored.files}
+    return json.loads(str(arrays.pop("header"))), arrays
+
+
+def read_checkpoint(
+    path: Path, experiment: str, config_class: type[C], make_models: Callable[[C], Mapping[str, Any]]
+) -> tuple[C, dict[str, TrainState]]:
+    """The configuration, and the states of those of ``make_models(config)`` that are in the file. Raises UserError
+    where it is missing, damaged, or of another experiment."""
+    if not path.exists():
+        raise UserError(f"there is no checkpoint {path}")
+    try:
+        header, arrays = read_arrays(path)
+        if header["experiment"] != experiment:
+            raise ValueError(f"it is of {header['experiment']}")
+        config = from_json(config_class, header["config"])
+        kept = {name: {key: model[key] for key in KEPT} for name, model in header["models"].items()}
+    except Exception as error:  # whatever a damaged file does
+        raise UserError(f"{path} is no readable checkpoint of {experiment}: {one_line(error)}") from None
+    states = {name: init_state(model, config) for name, model in make_models(config).items() if name in kept}
+    for name, state in states.items():
+        vars(state).update(kept[name])
+        for kind in ("params", "m", "v"):
+            for key, target in getattr(state, kind).items():
+                array = arrays.get(f"{name}/{kind}/{key}", np.empty(0))
+                if array.shape != target.shape or array.dtype != target.dtype:
+                    raise UserError(f"{path} is no checkpoint of this network: its {key} does not fit")
+                target[...] = array
+    return config, states
+
+
+def difference(saved: Any, asked: Any, names: Collection[str]) -> str | None:
+    """The first of the fields in which two configurations differ, in words."""
+    for field in dataclasses.fields(saved):
+        old, new, kind = getattr(saved, field.name), getattr(asked, field.name), field.metadata.get("it", (None,))[0]
+        if field.name in names and old != new:
+            what = flag_of(field.name) if kind else f"other {field.name.replace('_', ' ')}:"
+            return f"{what} {text_of(old, kind)}, not {text_of(new, kind)}"
+    return None
+
+
+def require_resumable(path: Path, saved: Any, asked: Any) -> None:
+    """Raises UserError where a resumed run would not be the saved one, gone on with. Its length is free where the
+    learning rate and the loss do not depend on it (``config.length_is_free``)."""
+    names = {field.name for field in dataclasses.fields(saved)} - {n for n, it in settings_of(saved).items() if it.free}
+    lengths = {name for name in names if name.endswith("epochs")}
+    if found := difference(saved, asked, names - lengths):
+        raise UserError(f"cannot resume {path}: it was made with {found}")
+    if found := difference(saved, asked, lengths):
+        if not getattr(asked, "length_is_free", False):
+            found += "; its learning rate or loss depends on the length: train anew"
+        elif all(getattr(saved, name) <= getattr(asked, name) for name in lengths):
+            return
+        raise UserError(f"cannot resume {path}: it was made with {found}")
+
+
+@dataclasses.dataclass(frozen=True)
+class RunOptions(Settings):
+    """What a run reads and writes besides its configuration. Of its numbers, threads may change the last bits."""
+
+    out_json: Path | None = setting(None, OUTPUT, "Write the result and the history there.", usual=True, group="files")
+    checkpoint: Path | None = setting(None, OUTPUT,
+        "Save the networks there after every epoch, and read them from there.", usual=True)
+    resume: bool = setting(False, bool, "Go on from --checkpoint, or begin where there is none yet: the numbers are"
+        " those of an unbroken run, bit for bit.", usual=True)
+    threads: int = setting(1, int_in(1, 256), "Use N threads, which need the folder fast/ beside the script.")
+    quiet: bool = setting(False, bool, "Show no progress of the training.")
+
+    def check(self) -> None:
+        if self.resume and self.checkpoint is None:
+            raise SettingError("resume", "needs --checkpoint FILE")
+        if self.out_json and self.checkpoint and os.path.realpath(self.out_json) == os.path.realpath(self.checkpoint):
+            raise SettingError("checkpoint", "is the same file as that of --out-json")
+        if self.threads > 1 and not HAS_FAST:
+            raise SettingError("threads", "more than one need the folder fast/ beside the script")
+
+
+NO_OPTIONS = RunOptions(quiet=True)
+Callback = Callable[[TrainState, bool], None]  # after a step: the state, and whether an epoch has ended
+
+
+class Session:
+    """The trainings of a run: resumed, saved after every epoch, and shown by a bar on a terminal, else by a line an
+    epoch. For each ``model, state`` of ``session.trainings(n_steps)``: ``train(…, callback=session.after_step)``.
+    ``names``: train only these models. ``callback`` is called after every step too, and before the first. A checkpoint
+    that cannot be written ends no training: ``state.unsaved`` says why."""
+
+    def __init__(
+        self, experiment: str, config: Any, make_models: Callable[[Any], Mapping[str, Any]],
+        options: Any = NO_OPTIONS, names: Collection[str] | None = None, callback: Callback | None = None,
+    ) -> None:
+        self.experiment, self.config, self.options, self.callback = experiment, config, options, callback
+        self.models, self.n_steps, self.shown = make_models(config), 1, 0.0
+        self.states = {name: init_state(model, config) for name, model in self.models.items()}
+        path = options.checkpoint
+        if path and options.resume and path.exists() and path.stat().st_size:
+            saved, states = read_checkpoint(path, experiment, type(config), make_models)
+            require_resumable(path, saved, config)
+            self.states |= states
+        self.trained = {name: state for name, state in self.states.items() if names is None or name in names}
+
+    def trainings(self, n_steps: Callable[[str], int]) -> Iterator[tuple[Any, TrainState]]:
+        """The models that are to be trained, one after the other, with their states. ``n_steps(name)`` of each."""
+        for name, state in self.trained.items():
+            self.n_steps = n_steps(name)
+            self.show(f"{name}: step {state.step:,} of {self.n_steps:,}", True)
+            if self.callback and state.step == 0:
+                self.callback(state, True)
+            yield self.models[name], state
+        self.show("")
+
+    def after_step(self, state: TrainState, epoch_ended: bool) -> None:
+        """The callback of a training loop, after every step."""
+        if self.callback:
+            self.callback(state, epoch_ended)
+        latest = {key: values[-1] for key, values in state.history.items() if values and "accuracy" in key}
+        found = "".join(f", {key.replace('_', ' ')} {value:.3f}" for key, value in latest.items())
+        self.show(f"{state.name}: step {state.step:,} of {self.n_steps:,}{found}, {state.seconds:.1f} s", epoch_ended)
+        if self.options.checkpoint and epoch_ended:
+            try:
+                save_checkpoint(self.options.checkpoint, self.experiment, self.config, self.states.values())
+                state.unsaved = ""
+            except UserError as error:
+                print_message(f"warning: {error}; the training goes on")
+                state.unsaved = str(error)
+
+    def show(self, line: str, epoch_ended: bool = False) -> None:
+        if self.options.quiet or sys.stderr is None:
+            return
+        if sys.stderr.isatty():  # in the place of the line before, and gone at the end
+            if epoch_ended or not line or time.perf_counter() > self.shown + 0.1:
+                print_message(f"\r\x1b[K{line[:100]}", end="")
+                self.shown = time.perf_counter()
+        elif epoch_ended:
+            print_message(line)
+
+
+def model_metrics(state: Any, **own: Any) -> dict[str, Any]:
+    """A model's entry in a result: the last value of each metric of its tests, and its ``own``."""
+    tests = {key: values[-1] for key, values in state.history.items() if values and not key.startswith("train_")}
+    return {"n_params": count_params(state.params), **tests, **own, "train_seconds": round(state.seconds, 3)}
+
+
+def result_document(
+    experiment: str, config: Any, dataset: str, models: dict[str, Any], states: Mapping[str, Any], headline: str
+) -> dict[str, Any]:
+    """The JSON of a run; accuracies are fractions. ``headline`` is the name of the main metric."""
+    return {"experiment": experiment, "seed": config.seed, "dataset": dataset, "headline": headline,
+            "config": plain(config), "models": models, "history": {k: state.history for k, state in states.items()}}
+
+
+def report(result: dict[str, Any], table: str, options: Any, states: Mapping[str, Any]) -> None:
+    """Print the table, then write the result. Raises UserError where that fails, or a checkpoint's writing did."""
+    print(table, flush=True)
+    if options.out_json:
+        write_file(options.out_json, (json.dumps(result, indent=1) + "\n").encode())
+    if unsaved := [state.unsaved for state in states.values() if state.unsaved]:
+        raise UserError(unsaved[-1])
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM came."""
+
+
+def script(main: Callable[[Sequence[str]], None]) -> Callable[..., int]:
+    """Makes of a script's ``main(argv)`` one that returns the exit status: 0; 1 with one line on stderr for what the
+    person at the keyboard can put right, 2 where that is the command line; 130 after Ctrl-C, 143 after SIGTERM. A
+    closed pipe is no error. Called without ``argv``, it takes no flags. Handlers and streams stay as they were."""
+
+    def terminate(*_: object) -> NoReturn:
+        raise Terminated
+
+    @functools.wraps(main)
+    def status(argv: Sequence[str] = ()) -> int:
+        with contextlib.ExitStack() as stack:
+            with contextlib.suppress(ValueError):  # outside of the main thread signals are not ours
+                stack.callback(signal.signal, signal.SIGTERM, signal.signal(signal.SIGTERM, terminate))
+            for stream in (sys.stdout, sys.stderr):
+                if isinstance(stream, io.TextIOWrapper):
+                    stack.callback(stream.reconfigure, errors=stream.errors)
+                    stream.reconfigure(errors="backslashreplace")  # odd bytes in a file's name
+            try:
+                main(argv)
+                if sys.stdout is not None:
+                    sys.stdout.flush()
+            except KeyboardInterrupt as stopped:
+                print_message("terminated" if isinstance(stopped, Terminated) else "interrupted")
+                return 143 if isinstance(stopped, Terminated) else 130
+            except argparse.ArgumentTypeError as error:
+                program = os.path.basename(sys.argv[0])
+                print_message(f"{program}: error: {one_line(error, 300)} (--help-all shows every flag)")
+                return 2
+            except MemoryError:
+                print_message("error: out of memory; try a smaller --batch-size or fewer examples")
+                return 1
+            except OSError as error:
+                if not isinstance(error, UserError):  # stdout is full or closed: Python would try again at its end
+                    with contextlib.suppress(OSError, ValueError, AttributeError):
+                        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+                if not isinstance(error, BrokenPipeError):
+                    print_message(f"error: {one_line(error, 500)}")
+                    return 1
+        return 0
+
+    return status
+
+
+# --- Configuration ----------------------------------------------------------------------------------------------------
+
+DIGITS = tuple("0123456789")
+WARMUP = 100  # steps
+PRESETS: dict[str, dict[str, Any]] = {
+    "small": {"conv_channels": 32, "primary_types": 8, "decoder": (256, 512)},
+    "paper": {"conv_channels": 256, "primary_types": 32, "decoder": (512, 1024)},
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class CapsNetConfig(Settings):
+    """Digits, networks and training, for every experiment that trains these networks. [Sabour 2017, sec. 4 to 6]"""
+
+    dataset: str = setting("auto", ("auto", "mnist", "strokes"), "Use these digits. auto is MNIST if it is there or can"
+        " be downloaded, else strokes: generated digits.", usual=True, group="data")
+    data_dir: Path | None = setting(None, FOLDER, "Folder of the four MNIST files, or of others of their format.",
+        "the cache, where they are downloaded to", usual=True)
+    n_train: int = setting(12_000, int_in(1, 10**8), "Train on N composites in each epoch, rounded down to whole"
+        " batches.", usual=True, paper="60 million in all")
+    preset: str = setting("small", tuple(PRESETS), "Sizes of the network: 32 channels, 8 types and a decoder of 256-512"
+        " units, or the paper's 256, 32 and 512-1024.", group="networks")
+    conv_channels: int = setting(None, int_in(1, 1024), "Give conv1 N channels.", "the preset's")
+    primary_types: int = setting(None, int_in(1, 256), "Use N types of primary capsules.", "the preset's")
+    decoder: Any = None  # the preset's: units of its two hidden layers
+    routing_iters: int = setting(3, int_in(1, 20), "Route in N iterations.")
+    routing_grad: str = setting("exact", ("exact", "stop"),
+        "Differentiate through all iterations, or through the last sum with constant couplings.")
+    recon_weight: float = setting(0.005, float_in(0, 1000), "Weight of the squared error of reconstruction in the"
+        " loss.", paper="0.0005")
+    seed: int = setting(0, int_in(0, 2**32 - 1), "Seed of the data, the initial weights and the order of the images.",
+        usual=True, group="training")
+    n_epochs: int = setting(4, int_in(1, 100_000), "Train for N epochs, each of --n-train examples.", usual=True)
+    batch_size: int = setting(64, int_in(1, 4096), "Take each step on N images.", paper="128 in its published code")
+    optimizer: str = setting("adam", ("adam", "muon"), "Optimizer. muon takes orthogonal steps of convolutions, digit"
+        " capsules and a CNN's hidden layer, and leaves the rest to Adam; it needs fast/ beside the script.")
+    lr: float = setting(1e-2, float_in(0, 10, above=True),
+        f"Learning rate. It rises for {WARMUP} steps and falls linearly to 0 at the end.",
+        paper="0.001, and falls by 4 % every 2,000 steps")
+    weight_decay: float = setting(0.1, float_in(0, 100), "A step shrinks every weight, but no bias, by lr * X.",
+        paper="0")
+    dtype: str = setting("float32", ("float32", "float64"), "Number format of all arithmetic.")
+    plain: bool = setting(False, bool, "Compute all in its plain form, without fast twins.")
+
+    image_size: Any = 36  # rows, and columns
+    in_channels: int = 1  # of an image: 3 are colours
+    n_classes: int = N_CLASSES
+
+    classes: ClassVar[tuple[str, ...]] = DIGITS
+
+    def dependent(self) -> dict[str, Any]:
+        return PRESETS[self.preset]
+
+    def check(self) -> None:
+        if self.dataset == "strokes" and self.data_dir is not None:
+            raise SettingError("data_dir", "strokes has no files")
+        if self.n_train is not None and self.n_train < self.batch_size:
+            raise SettingError("n_train", f"{self.n_train} is less than a batch of --batch-size {self.batch_size}")
+        if self.optimizer == "muon" and not HAS_FAST:
+            raise SettingError("optimizer", "muon needs the folder fast/ beside the script")
+
+    @property
+    def primary_side(self) -> int:
+        """Rows, and columns, of the grid of primary capsules."""
+        return (self.image_size - 2 * KERNEL + 1) // 2 + 1
+
+    @property
+    def n_primary(self) -> int:
+        return self.primary_side**2 * self.primary_types
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Full batches only."""
+        return max(1, self.n_train // self.batch_size)
+
+    @property
+    def n_steps(self) -> int:
+        return self.steps_per_epoch * self.n_epochs
+
+    def lr_at(self, step: int) -> float:
+        """Learning rate of a step; steps count from 0. It rises for ``WARMUP`` steps, and falls linearly to 0."""
+        return self.lr * (1 - step / self.n_steps) * min(1.0, (step + 1) / WARMUP)
+
+
+@dataclasses.dataclass(frozen=True)
+class Config(CapsNetConfig):
+    """One run on composites of two digits."""
+
+    n_test: int = setting(5000, int_in(1, 100_000), "Test on N composites of test digits, the same for all models.",
+        paper="10 million", group="composites")
+    n_val: int | None = setting(None, int_in(1, 10**6), "To choose settings, hold N training digits out and test on"
+        " composites of them.", "test on the test digits")
+    min_iou: float = setting(0.8, float_in(0, 1), "Least intersection over union of the two 28x28 boxes.", paper="0")
+    overlay: str = setting("maximum", ("maximum", "sum"), "Lay two digits over each other by the larger of two pixels,"
+        " or by their sum, clipped at 1.", paper="sum, in its published code")
+    max_shift: int = 4  # pixels
+
+    @property
+    def n_pairs(self) -> int:
+        """Number of pairs of different classes."""
+        return N_CLASSES * (N_CLASSES - 1) // 2
+
+
+MODEL_NAMES = ("capsnet", "cnn", "cnn_pool")
+if not HAS_FAST:
+    LEAST_PART = 0
+
+    def default_threads() -> int:
+        return 1
+
+    class Workers:  # type: ignore[no-redef]
+        """The plain form of fast/workers.py: one thread."""
+
+        def __init__(self, n_threads: int = 1) -> None: ...
+
+        def __enter__(self) -> Any:
+            return self
+
+        def __exit__(self, *_: object) -> None: ...
+
+        def map(self, work: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
+            return [work(item) for item in items]
+
+        def gradients(self, loss_and_grads: Any, params: Params, batch: Any) -> tuple[dict[str, float], list[Params]]:
+            """Mean losses of a batch, and its gradients."""
+            losses, grads = loss_and_grads(params, batch, len(batch.labels))
+            return losses, [grads]
+
+
+@dataclasses.dataclass(frozen=True)
+class Options(RunOptions):
+    models: tuple[str, ...] = setting(MODEL_NAMES, names_of(MODEL_NAMES), "Train only these.", usual=True)
+    threads: int = setting(default_threads(), int_in(1, 256), "Use N threads, which need fast/ beside the script; each"
+        f" works on {LEAST_PART} images of a batch or more. The last bits of the numbers depend on N.",
+        "one for each processor, at most 4; 1 without fast/")
+
+
+# --- Tests and training loop ------------------------------------------------------------------------------------------
 
 # The weights that Muon updates, and which of their axes are inputs; Adam updates the last layers and the decoder.
 CONV_INPUTS = (0, 1, 2)
 MUON_INPUTS = {
     "routing.w": (0, 1), "hidden.w": (0,), "primary.w": CONV_INPUTS, "conv2.w": CONV_INPUTS, "conv1.w": CONV_INPUTS,
-}  # fmt: skip
+}
 
 
 def top_labels(scores: Array, n_labels: int) -> Array:
@@ -996,31 +1679,12 @@ def evaluate(model: Model, params: Params, batch: Batch, workers: Workers) -> di
     return metrics
 
 
-BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8
-
-
-def adamw_step(
-    state: TrainState, grads: list[Params], lr: float, weight_decay: float = 0.0, decayed: Collection[str] = ()
-) -> None:
-    """Update ``state`` in place by the sum of ``grads``; parameters named in ``decayed`` shrink by ``lr *
-    weight_decay`` of themselves. [Kingma 2015, algorithm 1; Loshchilov 2019, algorithm 2]"""
-    state.step += 1
-    for key, p in state.params.items():
-        g, m, v = sum(part[key] for part in grads), state.m[key], state.v[key]
-        m[...] = BETA1 * m + (1 - BETA1) * g
-        v[...] = BETA2 * v + (1 - BETA2) * g**2
-        m_hat, v_hat = m / (1 - BETA1**state.step), v / (1 - BETA2**state.step)
-        if key in decayed:
-            p -= lr * weight_decay * p
-        p -= lr * m_hat / (np.sqrt(v_hat) + EPSILON)
-
-
-def update(state: TrainState, grads: list[Params], lr: float, config: Network, workers: Workers) -> None:
+def update(state: TrainState, grads: list[Params], lr: float, config: CapsNetConfig, workers: Workers) -> None:
     """One step of the optimiser; weights decay, biases do not."""
     decayed = [key for key in state.params if key.endswith(".w")]
     if config.optimizer == "muon":
         optimizers.muon_step(state, grads, lr, config.weight_decay, decayed, MUON_INPUTS, workers)
-    elif config.plain:
+    elif config.plain or not HAS_FAST:
         adamw_step(state, grads, lr, config.weight_decay, decayed)
     else:
         optimizers.adamw_step(state, grads, lr, config.weight_decay, decayed, workers)
@@ -1046,26 +1710,30 @@ def train(model: Model, config: Config, data: Data, state: TrainState, workers: 
 
 # --- A run from beginning to end --------------------------------------------------------------------------------------
 
+EXPERIMENT = "multimnist_capsnet"
 
-def train_all(config: Config, data: Data, options: RunOptions = NO_OPTIONS, **more: Any) -> dict[str, TrainState]:
+
+def train_all(config: Config, data: Data, options: Any = NO_OPTIONS, **more: Any) -> dict[str, TrainState]:
     """Train the models one after the other, and return their states. ``more`` as in ``Session``."""
-    with Session(EXPERIMENT, config, make_models, options, **more) as session, Workers(options.threads) as workers:
+    session = Session(EXPERIMENT, config, make_models, options, **more)
+    with Workers(options.threads) as workers:
         for model, state in session.trainings(lambda _: config.n_steps):
             train(model, config, data, state, workers, session.after_step)
     return session.trained
 
 
-def make_result(config: Config, data: Data, states: dict[str, TrainState], threads: int = 1) -> dict[str, Any]:
+def make_result(config: Config, data: Data, states: Mapping[str, TrainState]) -> dict[str, Any]:
     """The JSON of a run; accuracies are fractions, those of the last epoch."""
     models = {name: model_metrics(state) for name, state in states.items()}
-    return result_document(EXPERIMENT, config, data.name, models, states, headline="set_accuracy", threads=threads)
+    return result_document(EXPERIMENT, config, data.name, models, states, headline="set_accuracy")
 
 
-def run(config: Config, options: RunOptions = NO_OPTIONS, **more: Any) -> dict[str, Any]:
-    """Data, trainings, result. ``more`` as in ``train_all``."""
+def run(config: Config, options: Any = NO_OPTIONS, **more: Any) -> tuple[dict[str, Any], dict[str, TrainState]]:
+    """Data, trainings, tests -> the result and the states. ``more`` as in ``Session``."""
     data = make_data(config)
     config = resolve_auto(config, data)
-    return make_result(config, data, train_all(config, data, options, **more), options.threads)
+    states = train_all(config, data, options, **more)
+    return make_result(config, data, states), states
 
 
 def describe(result: dict[str, Any]) -> str:
@@ -1091,20 +1759,20 @@ def format_table(result: dict[str, Any]) -> str:
 
 
 @script
-def main(argv: Sequence[str] | None = None) -> None:
+def main(argv: Sequence[str]) -> None:
     config, options, _ = parse(
         Config, Options, argv,
         "Train a capsule network and two CNNs to recognise both digits of a composite, of two laid over each other.",
         [
             ("", "Three models, four epochs of 12,000 composites: about 7 minutes."),
-            ("--models capsnet --n-epochs 20 --checkpoint run.safetensors",
+            ("--models capsnet --n-epochs 20 --checkpoint run.npz",
              "Train the capsules longer and keep them: about 8 minutes."),
         ],
-    )  # fmt: skip
-    result = run(config, options, names=options.models)
-    save_run(options.out_json, result, argv)
-    print(f"{describe(result)}\n{format_table(result)}")
+    )
+    require_own_outputs(EXPERIMENT, config, options)
+    result, states = run(config, options, names=options.models)
+    report(result, f"{describe(result)}\n{format_table(result)}", options, states)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

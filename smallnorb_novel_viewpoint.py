@@ -21,459 +21,62 @@ structure); the primary capsules come from one dense layer, so there is no grid 
 a floor under the variances of EM routing, two iterations, and weight decay; the inverse temperature lambda is 1 in all
 iterations, where the paper's rises; beta_a and beta_v are one number for each class.
 
-Settings and data stand first. The networks begin at "Primitives", EM routing at ``m_step_forward``.
-
-Run it (twenty epochs, seed 0, three models):
+This file runs alone, on numpy. Run it (twenty epochs, seed 0, three models):
 
     python smallnorb_novel_viewpoint.py
 """
 
 from __future__ import annotations
 
+import argparse
+import contextlib
 import dataclasses
+import difflib
+import enum
+import errno
 import functools
+import importlib
+import importlib.util
+import io
+import json
 import math
+import os
+import re
+import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import numpy as np
 
-from data.norb_files import read_norb
-from data.shapes import draw_shapes, padded
-from data.toy_norb import cached_toys
-from fast.optimizers import adamw_step
-from fast.workers import blas_threads
-from support.output import CACHE_DIR, UserError
-from support.results import model_metrics, result_document, save_run
-from support.run import Stream, TrainState, count_params, generator, permutation, require_finite
-from support.script import script
-from support.training import NO_OPTIONS, Callback, RunOptions, Session
-
-from support.settings import (  # isort: skip
-    Range, SettingError, angles_in, float_in, folder, format_value, int_in, names_of, parse, setting,
-)  # fmt: skip
-
-# Dimension letters
-#   B  images of a batch             N  images of a set          H, W    rows and columns of a map
-#   K  side of a kernel              C  channels                 Ho, Wo  rows and columns of a convolution's output
-#   P  side of a pose matrix (4)     I  primary capsules         E       inputs of a dense layer
-#   D  pose entries, P * P           J  class capsules           F       filters, or units of a dense layer
-#   Q  points of a voxel object
+try:  # fast twins of plain forms, and threads, where the folder lies beside the script
+    from fast import optimizers, workers
+    HAS_FAST = True
+except ImportError:
+    HAS_FAST = False
 
 Array = np.ndarray
 Params = dict[str, Array]
+C = TypeVar("C")
+O = TypeVar("O")
 
-EXPERIMENT = "smallnorb_novel_viewpoint"
-MODEL_NAMES = ("capsules", "cnn", "cnn_matched")
-IMAGE_SIZE = 32
-N_CLASSES = 5
-POSE_SIDE = 4
-N_PRIMARY = 8
-CONV_CHANNELS = 16
-CONV_KERNEL = 5
-VARIANCE_FLOOR = 3.0  # see em_routing_forward
-VOXEL_CLASSES = ("cross", "L", "T", "frame", "tripod")
-HARD_CLASSES = ("L", "tripod")  # the other objects look the same after half a turn
-SHAPE_CLASSES = ("shape 1", "shape 2", "shape 3", "shape 4", "shape 5")
-SMALLNORB_CLASSES = ("animal", "human", "airplane", "truck", "car")
+# Dimension letters, the same in all files
+#   B  images of a batch      N  images of a set         H, W    rows and columns      Ho, Wo  of a layer's output
+#   K  side of a kernel       C  channels                F       filters, or outputs   E       inputs of a dense layer
+#   I  children (capsules)    J  parents (classes)       P       side of a pose matrix, or entries of a child
+#   D  entries of a parent's pose, or of a vote          L       labels of an image    Q       points of an object
 
 
-# --- Configuration: user inputs only ----------------------------------------------------------------------------------
+class Pair(NamedTuple):
+    """A forward pass, ``(...) -> (out, cache)``, and its backward pass, ``(dout, cache) -> gradients``."""
 
-MAX_IMAGES = 50_000  # of one set of voxels or shapes, which is drawn at once
-NORB_VIEWS: dict[str, Any] = {  # [Hinton 2018, sec. 5.1]
-    "train_azimuths": (300.0, 400.0), "test_azimuths": (60.0, 280.0), "train_elevations": (30.0, 70.0),
-    "test_elevations": (30.0, 70.0), "standardize": "image",
-}  # fmt: skip
-VIEWS: dict[str, dict[str, Any]] = {  # what data sets have instead of the defaults of Viewpoints
-    "shapes": {"standardize": "image"}, "smallnorb": NORB_VIEWS, "toys": NORB_VIEWS,
-}  # fmt: skip
+    forward: Callable[..., Any]
+    backward: Callable[..., Any]
 
 
-def in_range(angles: Any, bounds: Range) -> Any:
-    """Which angles lie in a closed range, modulo 360: elevations, from -90 to 90, are never a full circle apart."""
-    return (angles - bounds[0]) % 360 <= bounds[1] - bounds[0]
-
-
-def overlap(a: Range, b: Range) -> bool:
-    """Whether two ranges have an angle in common."""
-    return in_range(b[0], a) or in_range(a[0], b)
-
-
-# fmt: off
-@dataclasses.dataclass(frozen=True)
-class Viewpoints:
-    """The data: which views are trained on and which are held out. Angles are in degrees; a range is closed and, for
-    azimuths, may pass 360. Where elevation is held out, both sets have the azimuths of the training."""
-
-    dataset: str = setting("voxels", ("voxels", "shapes", "smallnorb", "toys"), "Use rendered voxel objects, block"
-        " shapes that the seed draws together with the azimuth at which the ranges begin, the smallNORB files, or toys,"
-        f" which the seed draws in their format, in about a minute, into {CACHE_DIR}/toys-….",
-        usual=True, group="data")
-    data_dir: Path | None = setting(None, folder, "Folder of the six official smallNORB files, gzipped or not.",
-        usual=True)
-    seed: int = setting(0, int_in(0, 2**32 - 1),
-        "Seed of the data's noise, the initial weights and the order of the images.", usual=True)
-    shapes_seed: int | None = setting(None, int_in(0, 2**32 - 1), "Draw the objects of --dataset shapes, and the"
-        " azimuth at which the ranges begin, with this seed.", shown="as --seed")
-    train_azimuths: Range = setting((0.0, 150.0), angles_in(-360, 720), "Azimuths of the training views, in degrees.",
-        shown="0:150, smallnorb and toys 300:400")
-    test_azimuths: Range = setting((200.0, 330.0), angles_in(-360, 720), "Azimuths that are held out, in degrees.",
-        shown="200:330, smallnorb and toys 60:280", usual=True)
-    train_elevations: Range = setting((10.0, 50.0), angles_in(-90, 90), "Elevations of the training views. With"
-        " --test-elevations, hold elevations out instead of azimuths.", shown="10:50, smallnorb and toys 30:70")
-    test_elevations: Range = setting((10.0, 50.0), angles_in(-90, 90),
-        "Elevations that are held out; needs --train-elevations.", shown="none")
-    n_train_views: int = setting(6, int_in(1, 1000), "Train on N azimuths.")
-    n_test_views: int = setting(6, int_in(1, 1000), "Hold out N azimuths (elevations: of all training azimuths).")
-    n_elev: int = setting(3, int_in(1, 1000), "Use N elevations in every set.")
-    n_per_combo: int = setting(5, int_in(1, 1000), "Draw N images of each training view.")
-    standardize: str = setting("none", ("none", "image"), "With image, bring each image (channel of a stereo pair) to"
-        " mean zero and unit variance.", shown="image, voxels none")
-    # fmt: on
-
-    @classmethod
-    def defaults(cls, given: Mapping[str, Any]) -> dict[str, Any]:
-        found = dict(VIEWS.get(given.get("dataset", cls.dataset), {}))
-        if "train_elevations" in given:
-            found["train_azimuths"] = found["test_azimuths"] = given.get("train_azimuths", (0.0, 360.0))
-        return found
-
-    def check(self, given: Mapping[str, Any]) -> None:
-        if (self.dataset == "smallnorb") != (self.data_dir is not None):
-            raise SettingError("data_dir", "goes with --dataset smallnorb: the folder of the six official files")
-        numbers = ("n_train_views", "n_test_views", "n_elev", "n_per_combo")
-        if not self.is_rendered and (unused := [name for name in numbers if name in given]):
-            raise SettingError(unused[0], "applies to --dataset voxels and shapes alone")
-        if self.dataset != "shapes" and self.shapes_seed is not None:
-            raise SettingError("shapes_seed", "needs --dataset shapes")
-        if ("train_elevations" in given) != ("test_elevations" in given):
-            raise SettingError("test_elevations", "give --train-elevations and --test-elevations both or none")
-        if "train_elevations" in given and "test_azimuths" in given:
-            raise SettingError("test_azimuths", "elevation is held out already")
-        if "train_elevations" in given and overlap(self.train_elevations, self.test_elevations):
-            raise SettingError("test_elevations", "overlaps --train-elevations")
-        if self.held_out == "azimuth" and overlap(self.train_azimuths, self.test_azimuths):
-            raise SettingError("test_azimuths", "overlaps --train-azimuths (modulo 360)")
-        n = N_CLASSES * self.n_elev * max(self.n_train_views * max(self.n_per_combo, 2), 2 * self.n_test_views)
-        if n > MAX_IMAGES:
-            raise SettingError("n_elev", f"a set of {n:,} images is above the limit of {MAX_IMAGES:,}")
-
-    @property
-    def held_out(self) -> str:
-        """The angle whose range differs between training and test."""
-        return "azimuth" if self.train_elevations == self.test_elevations else "elevation"
-
-    @property
-    def classes(self) -> tuple[str, ...]:
-        return {"voxels": VOXEL_CLASSES, "shapes": SHAPE_CLASSES}.get(self.dataset, SMALLNORB_CLASSES)
-
-    @property
-    def in_channels(self) -> int:
-        return 1 if self.is_rendered else 2
-
-    @property
-    def is_rendered(self) -> bool:
-        """Whether there is a view of every angle."""
-        return self.dataset in ("voxels", "shapes")
-
-
-# fmt: off
-@dataclasses.dataclass(frozen=True)
-class Config(Viewpoints):
-    """One run. Where --lr or --n-epochs is given and the CNNs' own is not, it holds for all models."""
-
-    n_epochs: int = setting(20, int_in(1, 100_000), "Train for N passes over the training set.", usual=True,
-        group="training")
-    cnn_epochs: int = setting(20, int_in(1, 100_000), "The same for the CNNs.", shown="20, or as --n-epochs")
-    batch_size: int = setting(32, int_in(1, 4096), "Take each step on N images.")
-    lr: float = setting(2e-3, float_in(0, 10, above=True), "Learning rate of Adam.", usual=True)
-    cnn_lr: float = setting(1e-3, float_in(0, 10, above=True), "The same for the CNNs.", shown="0.001, or as --lr")
-    weight_decay: float = setting(1.0, float_in(0, 100),
-        "A step shrinks the weights of conv1 and the dense layers by lr * X, in all models.")
-    em_iters: int = setting(2, int_in(1, 20), "Route in N iterations.", paper="3 is the best of its table 1",
-        group="capsules")
-    em_grad: str = setting("exact", ("exact", "stop"), "Differentiate through all iterations, or through the last"
-        " M-step alone, with constant assignments and mass.")
-    variance_floor: float = setting(VARIANCE_FLOOR, float_in(1e-12, 1e6),  # below, a vote's rounding error gives NaN
-        "Add X to every variance of a routing iteration.")
-    beta_v_init: float = setting(-1.0, float_in(-10, 10),
-        "Initial beta_v. Below -log(variance floor) / 2, votes that agree activate a capsule.")
-    loss: str = setting("spread", ("spread", "cross-entropy"), "Loss of the capsules: the paper's spread loss of the"
-        " activations, or cross-entropy of the score. The CNNs always have cross-entropy.")
-    dtype: str = setting("float32", ("float32", "float64"), "Number format of all arithmetic.")
-    # fmt: on
-
-    @classmethod
-    def defaults(cls, given: Mapping[str, Any]) -> dict[str, Any]:
-        both = {"cnn_epochs": "n_epochs", "cnn_lr": "lr"}
-        return super().defaults(given) | {own: given[name] for own, name in both.items() if name in given}
-
-    @property
-    def length_is_free(self) -> bool:
-        """The margin of the spread loss depends on ``n_epochs``."""
-        return self.loss == "cross-entropy"
-
-    @property
-    def lambdas(self) -> list[float]:
-        """The inverse temperature of each iteration, 1. The paper raises it, and does not give it."""
-        return [1.0] * self.em_iters
-
-    @property
-    def n_features(self) -> int:
-        """Length of the flattened conv1 map."""
-        return (IMAGE_SIZE // 2) ** 2 * CONV_CHANNELS
-
-
-@dataclasses.dataclass(frozen=True)
-class Options(RunOptions):
-    models: tuple[str, ...] = setting(MODEL_NAMES, names_of(MODEL_NAMES), "Train only these.", usual=True)
-
-
-# --- Data, 1: voxel objects and drawn shapes --------------------------------------------------------------------------
-
-
-class Split(NamedTuple):
-    """A labelled set of views."""
-
-    images: Array  # (N, H, W, C)
-    labels: Array  # (N,) class numbers
-    azimuths: Array  # (N,) degrees
-    elevations: Array  # (N,) degrees
-    objects: Array  # (N,) which object of its class in which lighting, as one number; 0 of voxels and shapes
-
-
-class Data(NamedTuple):
-    train: Split
-    familiar: Split  # the training range, with new noise (voxels, shapes) or of other objects (smallNORB, toys)
-    held_out: Split
-
-
-def _rod(axis: int, start: float, stop: float, n: int, at: tuple[float, float, float] = (0, 0, 0)) -> Array:
-    """(n, 3) points evenly spaced along one axis; the two other coordinates are those of ``at``."""
-    points = np.tile(np.asarray(at, dtype=float), (n, 1))
-    points[:, axis] = np.linspace(start, stop, n)
-    return points
-
-
-def voxel_points() -> tuple[Array, Array]:
-    """The five objects in [-1, 1]^3 as points (J, Q, 3) and a mask (J, Q) over the padding."""
-    x, y, z = range(3)
-    origin = np.zeros((1, 3))
-    arms = [_rod(axis, -0.7, 0.7, 5)[[0, 1, 3, 4]] for axis in (x, y, z)]
-    cross = [origin, *arms]
-    ell = [
-        _rod(x, -0.8, 0.8, 9, at=(0, -0.7, -0.6)),
-        _rod(y, -0.6, 0.8, 8, at=(-0.8, 0, -0.6)),
-        _rod(z, -0.5, 0.5, 5, at=(-0.8, -0.7, 0)),
-    ]
-    tee = [
-        _rod(x, -0.8, 0.8, 9, at=(0, 0.7, 0)),
-        _rod(y, -0.7, 0.6, 7),
-        _rod(z, -0.4, 0.4, 5, at=(0, 0.7, 0)),
-    ]
-    frame = [
-        _rod(axis, -0.7, 0.7, 5, at=tuple(np.insert([s, t], axis, 0.0)))
-        for axis in (x, y, z)
-        for s in (-0.7, 0.7)
-        for t in (-0.7, 0.7)
-    ]
-    prong = np.linspace(0.17, 0.85, 5)[:, None]
-    tripod = [origin, *(prong * direction for direction in np.array([[1, 0, 0], [0, 1, 0], [-0.7, -0.7, -0.7]]))]
-
-    return padded([np.concatenate(parts) for parts in (cross, ell, tee, frame, tripod)])
-
-
-@functools.lru_cache(maxsize=4)
-def points_of(config: Viewpoints) -> tuple[Array, Array]:
-    """The voxel objects, or the five shapes of a seed in the same form. Cached: do not write to them."""
-    if config.dataset == "voxels":
-        return voxel_points()
-    seed = config.seed if config.shapes_seed is None else config.shapes_seed
-    return draw_shapes(generator(seed, Stream.OBJECTS), N_CLASSES)
-
-
-MARGIN, BLOB_SIGMA, NOISE = 4, 1.6, 0.04  # of an image of an object: in pixels, pixels, fractions of white
-
-
-def render_voxels(
-    labels: Array, azimuths: Array, elevations: Array, rng: np.random.Generator | None,
-    objects: tuple[Array, Array] | None = None,
-) -> Array:  # fmt: skip
-    """Draw one view per entry: labels (N,), angles (N,) in degrees -> images (N, 32, 32, 1) in [0, 1]. The ``objects``
-    are those of ``voxel_points``, or others in its form.
-
-    An object turns about y by the azimuth, then about x by the elevation, and is projected along z with ``MARGIN``
-    pixels left free round [-1, 1]^2. A point is a Gaussian blob of ``BLOB_SIGMA`` pixels, its brightness linear in
-    depth from 0.6 (z = -1, far) to 1.0 (z = +1, near). The blobs are summed and clipped; ``rng`` (or None) draws noise.
-    """
-    points, mask = objects or voxel_points()
-    azimuth, elevation = np.deg2rad(azimuths), np.deg2rad(elevations)
-    ca, sa, ce, se = np.cos(azimuth), np.sin(azimuth), np.cos(elevation), np.sin(elevation)
-    zero = np.zeros_like(ca)
-    rotation = np.stack(  # R_x(elevation) R_y(azimuth)
-        [ca, zero, sa, se * sa, ce, -se * ca, -ce * sa, se, ce * ca], axis=-1
-    ).reshape(-1, 3, 3)  # (N, 3, 3)
-    x, y, z = np.moveaxis(points[labels] @ rotation.transpose(0, 2, 1), -1, 0)  # each (N, Q)
-
-    pixels = np.arange(IMAGE_SIZE)
-    centre, scale = (IMAGE_SIZE - 1) / 2, IMAGE_SIZE / 2 - MARGIN
-    brightness = mask[labels] * (0.8 + 0.2 * z)
-
-    # A round Gaussian is a product of a row profile and a column profile, so the sum over points is one matrix product.
-    def profile(position: Array) -> Array:
-        return np.exp(-0.5 * ((pixels - position[..., None]) / BLOB_SIGMA) ** 2)  # (N, Q, 32)
-
-    rows = profile(centre - scale * y) * brightness[..., None]
-    images = np.clip(rows.transpose(0, 2, 1) @ profile(centre + scale * x), 0, 1)
-    if rng is not None:
-        images = np.clip(images + rng.normal(0, NOISE, images.shape), 0, 1)
-    return images[..., None].astype(np.float32)
-
-
-def standardized(images: Array) -> Array:
-    """Images (N, H, W, C) -> the same, each channel of each image with zero mean and unit variance.
-    [Hinton 2018, sec. 5]"""
-    x = np.array(images.transpose(0, 3, 1, 2), order="C")  # (N, C, H, W)
-    x -= x.mean(axis=(2, 3), keepdims=True)
-    x /= x.std(axis=(2, 3), keepdims=True) + 1e-6
-    return np.ascontiguousarray(x.transpose(0, 2, 3, 1))
-
-
-def evenly_spaced(angles: Range, n: int) -> Array:
-    """``n`` angles over a closed range; over a full circle the end is left out, being the start again."""
-    low, high = angles
-    return np.linspace(low, high, n, endpoint=high - low < 360)
-
-
-def voxel_split(
-    config: Viewpoints, labels: Array, azimuths: Array, elevations: Array, rng: np.random.Generator | None
-) -> Split:
-    """One image per entry of labels, azimuths and elevations (N,), as ``config`` prepares it."""
-    images = render_voxels(labels, azimuths, elevations, rng, points_of(config))
-    images = standardized(images) if config.standardize == "image" else images
-    return Split(images, labels, azimuths, elevations, np.zeros_like(labels))
-
-
-def voxel_views(
-    config: Viewpoints, azimuths: Array, elevations: Array, n_per_view: int, rng: np.random.Generator | None
-) -> Split:
-    """Every class at every (azimuth, elevation), ``n_per_view`` noisy images of each."""
-    grid = np.meshgrid(np.arange(N_CLASSES), azimuths, elevations, np.arange(n_per_view), indexing="ij")
-    label, azimuth, elevation, _ = (g.reshape(-1) for g in grid)
-    return voxel_split(config, label, azimuth, elevation, rng)
-
-
-def make_voxel_data(config: Viewpoints) -> Data:
-    """Training, familiar and held-out sets: by default 450, 180 and 180 images."""
-
-    def views(key: int, azimuths: Array, elevations: Array, n_per_view: int) -> Split:
-        return voxel_views(config, azimuths, elevations, n_per_view, generator(config.seed, Stream.DATA, key))
-
-    c = config
-    trained = evenly_spaced(c.train_azimuths, c.n_train_views), evenly_spaced(c.train_elevations, c.n_elev)
-    n_others = c.n_test_views if c.held_out == "azimuth" else c.n_train_views  # the azimuths of the training
-    others = evenly_spaced(c.test_azimuths, n_others), evenly_spaced(c.test_elevations, c.n_elev)
-    return Data(train=views(0, *trained, c.n_per_combo), familiar=views(1, *trained, 2), held_out=views(2, *others, 2))
-
-
-# --- Data, 2: the smallNORB images ------------------------------------------------------------------------------------
-
-
-def shrink(pairs: Array, standardize: str = "image") -> Array:
-    """Stereo pairs (N, 2, 96, 96) uint8 -> (N, 48, 48, 2) float32: 2x2 means, then standardised ("image"), or as
-    fractions of white ("none"). [Hinton 2018, sec. 5]"""
-    n, eyes, height, width = pairs.shape
-    small = pairs.reshape(n, eyes, height // 2, 2, width // 2, 2).mean(axis=(3, 5), dtype=np.float32)
-    images = np.ascontiguousarray(small.transpose(0, 2, 3, 1))
-    return standardized(images) if standardize == "image" else images / np.float32(255)
-
-
-def read_smallnorb(
-    data_dir: Path, subset: str, objects: Sequence[int] | None = None, standardize: str = "image",
-    azimuth_range: Range = (0, 360), elevation_range: Range = (-90, 90),
-) -> Split:  # fmt: skip
-    """The pairs of one official set ("training" or "testing") in the ranges, of the ``objects`` of each class that are
-    named by their instance numbers (None: all).
-
-    Images come as (N, 48, 48, 2), see ``shrink``. Raises UserError for a file that is missing, damaged, swapped or of
-    another length.
-    """
-    labels, views, chunks = read_norb(data_dir, subset)  # views: instance, elevation, azimuth, lighting
-    elevations, azimuths = 30.0 + 5.0 * views[:, 1], 10.0 * views[:, 2]
-    keep = in_range(azimuths, azimuth_range) & in_range(elevations, elevation_range)
-    if objects is not None:
-        keep &= np.isin(views[:, 0], objects)
-    images, start = [], 0
-    for pairs in chunks:
-        images.append(shrink(pairs[keep[start : start + len(pairs)]], standardize))
-        start += len(pairs)
-    lit_objects = 6 * views[keep, 0] + views[keep, 3]
-    return Split(
-        np.concatenate(images), labels[keep].astype(np.intp), azimuths[keep], elevations[keep], lit_objects
-    )  # fmt: skip
-
-
-def norb_folder(config: Viewpoints) -> Path:
-    """That of the six files. The toys of a seed are drawn into the cache; from there on they are smallNORB."""
-    if config.dataset == "toys":
-        return cached_toys(Path(CACHE_DIR).expanduser(), config.seed)
-    return Path(config.data_dir or "")
-
-
-Half = tuple[str, Sequence[int] | None]  # an official set and objects of it, as ``read_smallnorb`` takes them
-HALVES: tuple[Half, Half] = ("training", None), ("testing", None)
-
-
-def load_smallnorb(config: Viewpoints, halves: tuple[Half, Half] = HALVES) -> Data:
-    """The paper's split: training objects seen from the training range; other objects from both ranges."""
-
-    def read(half: Half, azimuths: Range, elevations: Range) -> Split:
-        return read_smallnorb(data_dir, *half, config.standardize, azimuths, elevations)
-
-    c, data_dir, (train, test) = config, norb_folder(config), halves
-    data = Data(
-        train=read(train, c.train_azimuths, c.train_elevations),
-        familiar=read(test, c.train_azimuths, c.train_elevations),
-        held_out=read(test, c.test_azimuths, c.test_elevations),
-    )
-    for name, split in zip(Data._fields, data, strict=True):
-        if not len(split.labels):
-            raise UserError(f"no smallNORB image in {data_dir} falls into the {name.replace('_', '-')} range")
-    return data
-
-
-def make_data(config: Viewpoints) -> Data:
-    return make_voxel_data(config) if config.is_rendered else load_smallnorb(config)
-
-
-def crop(images: Array, rng: np.random.Generator | None) -> Array:
-    """Images (B, H, W, C) -> (B, 32, 32, C): what the network is given.
-
-    With ``rng`` (training) a crop is taken at random, and contrast (0.8 to 1.2) and brightness (-0.2 to 0.2, in
-    standard deviations if the images are standardised) are drawn for each image; without (test) the crop is central.
-    [Hinton 2018, sec. 5]; the amounts are ours. Images that have the network's size already, or less, pass unchanged:
-    voxels and shapes do.
-    """
-    n, side = images.shape[:2]
-    slack = side - IMAGE_SIZE
-    if slack <= 0:
-        return images
-    if rng is None:
-        return images[:, slack // 2 : slack // 2 + IMAGE_SIZE, slack // 2 : slack // 2 + IMAGE_SIZE]
-    window = np.arange(IMAGE_SIZE)
-    row, column = rng.integers(0, slack + 1, (2, n, 1)) + window  # each (B, 32)
-    crops = images[np.arange(n)[:, None, None], row[:, :, None], column[:, None, :]]
-    contrast, brightness = rng.uniform(0.8, 1.2, (n, 1, 1, 1)), rng.uniform(-0.2, 0.2, (n, 1, 1, 1))
-    return (crops * contrast + brightness).astype(images.dtype)
-
-
-# --- Primitives: each backward pass stands below its forward pass -----------------------------------------------------
-#
-# The batch is the first axis, and inputs are not overwritten.
+# --- Layers: each backward pass stands below its forward pass, and repeats the lines that it undoes -------------------
 
 ConvCache = tuple[Array, Array, tuple[int, ...], int, int]  # columns, w, the shape of x, stride, pad
 LinearCache = tuple[Array, Array]  # x, w
@@ -585,6 +188,7 @@ def votes_backward(dvotes: Array, cache: VotesCache) -> tuple[Array, Array]:
 #     E-step:  p_j <- N(V_ij; mu_j, sigma_j^2), product over h        error, scaled, distance, log_p
 #              R_ij <- a_j p_j / sum_k a_k p_k                        log_ap, ap, r
 
+VARIANCE_FLOOR = 3.0  # see em_routing_forward
 MASS_FLOOR = 1e-8  # added to the assigned mass, so that the mean of a parent without mass is zero and not NaN
 
 
@@ -627,12 +231,12 @@ def m_step_forward(
 
 
 def m_step_backward(
-    dmu: Array, dsigma_sq: Array, dlog_a: Array, cache: MStepCache, policy: str
+    dmu: Array, dsigma_sq: Array, dlog_a: Array, cache: MStepCache, em_grad: str
 ) -> tuple[Array, Array, Array, Array, Array]:
     """dmu and dsigma_sq (B, J, D), dlog_a (B, J)
     -> dr (B, I, J), dvotes (B, I, J, D), da_in (B, I), dbeta_a and dbeta_v (J,).
 
-    With policy "stop" the mass, and the mean inside sigma_sq, are held constant.
+    With em_grad "stop" the mass, and the mean inside sigma_sq, are held constant.
     """
     r, a_in, votes, mass, weight, mu, error, sigma_sq, cost, lambda_, a = cache
     D = mu.shape[2]
@@ -650,7 +254,7 @@ def m_step_backward(
     dweight = np.einsum("bijd,bijd->bij", dsigma_sq_error, error)
     derror = 2 * weight[..., None] * dsigma_sq_error  # (B, I, J, D)
     # error = votes - mu
-    if policy == "exact":
+    if em_grad == "exact":
         dmu = dmu - derror.sum(axis=1)
     # mu = sum_i weight votes
     dweight += np.einsum("bjd,bijd->bij", dmu, votes)
@@ -659,7 +263,7 @@ def m_step_backward(
     dra = dweight / mass[:, None]  # (B, I, J)
     dmass -= (dra * weight).sum(axis=1)
     # mass = sum_i ra + floor
-    if policy == "exact":
+    if em_grad == "exact":
         dra += dmass[:, None]
     # ra = r a_in
     return dra * a_in[:, :, None], dvotes, (dra * r).sum(axis=2), dbeta_a, dbeta_v
@@ -718,7 +322,7 @@ class EMCache(NamedTuple):
 def em_routing_forward(
     votes: Array, a_in: Array, beta_a: Array, beta_v: Array, lambdas: list[float],
     variance_floor: float = VARIANCE_FLOOR, r: Array | None = None, over: OverParents = over_parents,
-) -> tuple[Array, Array, EMCache]:  # fmt: skip
+) -> tuple[Array, Array, EMCache]:
     """Fit one Gaussian per parent to its children's votes. [Hinton 2018, procedure 1]
 
     votes (B, I, J, D), a_in (B, I), beta_a and beta_v (J,), lambdas: inverse temperature of each iteration
@@ -741,20 +345,20 @@ def em_routing_forward(
     return mu, a, cache
 
 
-def em_routing_backward(dmu: Array, da: Array, cache: EMCache, policy: str) -> tuple[Array, Array, Array, Array]:
+def em_routing_backward(dmu: Array, da: Array, cache: EMCache, em_grad: str) -> tuple[Array, Array, Array, Array]:
     """dmu (B, J, D), da (B, J) -> dvotes (B, I, J, D), da_in (B, I), dbeta_a and dbeta_v (J,).
 
-    policy "exact": the gradient of what the forward pass computes, through every iteration.
-    policy "stop": that of the last M-step alone, with r, the mass, and the mean inside sigma_sq held constant.
+    "exact": the gradient of what the forward pass computes, through every iteration.
+    "stop": that of the last M-step alone, with r, the mass, and the mean inside sigma_sq held constant.
     """
     m_steps, e_steps = cache
     dsigma_sq, dlog_a = np.zeros_like(dmu), da * m_steps[-1].a  # a = exp(log_a)
-    dr, dvotes, da_in, dbeta_a, dbeta_v = m_step_backward(dmu, dsigma_sq, dlog_a, m_steps[-1], policy)
-    if policy == "stop":
+    dr, dvotes, da_in, dbeta_a, dbeta_v = m_step_backward(dmu, dsigma_sq, dlog_a, m_steps[-1], em_grad)
+    if em_grad == "stop":
         return dvotes, da_in, dbeta_a, dbeta_v
     for m_step, e_step in zip(m_steps[-2::-1], e_steps[::-1], strict=True):  # from the last but one to the first
         dmu, dsigma_sq, dlog_a, dvotes_e = e_step_backward(dr, e_step)
-        dr, dvotes_m, da_in_m, dbeta_a_m, dbeta_v_m = m_step_backward(dmu, dsigma_sq, dlog_a, m_step, policy)
+        dr, dvotes_m, da_in_m, dbeta_a_m, dbeta_v_m = m_step_backward(dmu, dsigma_sq, dlog_a, m_step, em_grad)
         dvotes += dvotes_e
         dvotes += dvotes_m
         da_in += da_in_m
@@ -799,20 +403,16 @@ def capsules_loss(loss: str, scores: Array, labels: Array, progress: float) -> t
     return softmax_cross_entropy(scores, labels)
 
 
-# --- Models -----------------------------------------------------------------------------------------------------------
+# --- The capsule network ----------------------------------------------------------------------------------------------
 #
 # init_params(rng) -> params; forward(params, x) -> (scores, cache); backward(dscores, cache) -> (grads, dx)
 
-
-class Model(NamedTuple):
-    """A network as the training loop sees it. ``backward`` gives dx only where ``need_dx`` asks for it."""
-
-    name: str
-    init_params: Callable[[np.random.Generator], Params]
-    forward: Callable[[Params, Array], tuple[Array, Any]]
-    backward: Callable[..., tuple[Params, Array | None]]
-    loss: Callable[[Array, Array, float], tuple[float, Array]]  # scores, labels, fraction of the training done
-
+IMAGE_SIZE = 32
+N_CLASSES = 5
+POSE_SIDE = 4
+N_PRIMARY = 8
+CONV_CHANNELS = 16
+CONV_KERNEL = 5
 
 POSE_SCORE, ACTIVATION_SCORE = 1 / 16, 4.0
 
@@ -896,6 +496,9 @@ def capsules_backward(
     return grads, dx
 
 
+# --- The CNNs ---------------------------------------------------------------------------------------------------------
+
+
 def cnn_init(rng: np.random.Generator, config: Config, n_hidden: int) -> Params:
     K, C, E, dtype = CONV_KERNEL, config.in_channels, config.n_features, config.dtype
     return {
@@ -930,51 +533,1086 @@ def cnn_backward(dscores: Array, cache: Any, need_dx: bool = False) -> tuple[Par
     return grads, dx
 
 
-def make_models(config: Config) -> dict[str, Model]:
+class Network(NamedTuple):
+    """A network as the training loop sees it. ``backward`` gives dx only where ``need_dx`` asks for it."""
+
+    name: str
+    init_params: Callable[..., Params]  # rng
+    forward: Callable[..., tuple[Array, Any]]  # params, x -> scores, cache
+    backward: Callable[..., tuple[Params, Array | None]]  # dscores, cache, need_dx=False -> gradients, dx
+    loss: Callable[..., tuple[float, Array]]  # scores, labels, fraction of the training done -> loss, dscores
+
+
+def make_models(config: Config) -> dict[str, Network]:
     """The capsule network and its two baselines, by name, in the order of the result table."""
-
-    def cnn(name: str, n_hidden: int) -> Model:
-        return Model(
-            name,
-            lambda rng: cnn_init(rng, config, n_hidden),
-            cnn_forward,
-            cnn_backward,
-            lambda scores, labels, progress: softmax_cross_entropy(scores, labels),
-        )
-
-    capsules = Model(
-        "capsules",
-        lambda rng: capsules_init(rng, config),
-        lambda params, x: capsules_forward(params, x, config),
-        lambda dscores, cache, need_dx=False: capsules_backward(dscores, cache, config, need_dx),
-        functools.partial(capsules_loss, config.loss),
-    )
-    n_params = count_params(capsules.init_params(np.random.default_rng(0)))
+    init = functools.partial(capsules_init, config=config)
+    n_params = count_params(init(np.random.default_rng(0)))
     # Each hidden unit costs its weights from conv1, its bias, and its weights to the classes.
     conv_and_out_bias = CONV_KERNEL**2 * config.in_channels * CONV_CHANNELS + CONV_CHANNELS + N_CLASSES
-    matched = cnn("cnn_matched", round((n_params - conv_and_out_bias) / (config.n_features + 1 + N_CLASSES)))
-    return {model.name: model for model in (capsules, cnn("cnn", 64), matched)}
+    n_matched = round((n_params - conv_and_out_bias) / (config.n_features + 1 + N_CLASSES))
+    networks = [Network(
+        "capsules", init, functools.partial(capsules_forward, config=config),
+        functools.partial(capsules_backward, config=config), functools.partial(capsules_loss, config.loss),
+    )]
+    for name, n_hidden in (("cnn", 64), ("cnn_matched", n_matched)):
+        init = functools.partial(cnn_init, config=config, n_hidden=n_hidden)
+        loss = functools.partial(capsules_loss, "cross-entropy")
+        networks.append(Network(name, init, cnn_forward, cnn_backward, loss))
+    return {network.name: network for network in networks}
 
 
-# --- Optimiser, evaluation, training loop -----------------------------------------------------------------------------
+# --- Data: voxel objects; and from data/, drawn shapes, smallNORB and toys --------------------------------------------
+
+VOXEL_CLASSES = ("cross", "L", "T", "frame", "tripod")
+HARD_CLASSES = ("L", "tripod")  # the other objects look the same after half a turn
+SHAPE_CLASSES = ("shape 1", "shape 2", "shape 3", "shape 4", "shape 5")
+SMALLNORB_CLASSES = ("animal", "human", "airplane", "truck", "car")
+Range = tuple[float, float]
+
+
+class Split(NamedTuple):
+    """A labelled set of views."""
+
+    images: Array  # (N, H, W, C)
+    labels: Array  # (N,) class numbers
+    azimuths: Array  # (N,) degrees
+    elevations: Array  # (N,) degrees
+    objects: Array  # (N,) which object of its class in which lighting, as one number; 0 of voxels and shapes
+
+
+class Data(NamedTuple):
+    train: Split
+    familiar: Split  # the training range, with new noise (voxels, shapes) or of other objects (smallNORB, toys)
+    held_out: Split
+
+
+def in_range(angles: Any, bounds: Range) -> Any:
+    """Which angles lie in a closed range, modulo 360: elevations, from -90 to 90, are never a full circle apart."""
+    return (angles - bounds[0]) % 360 <= bounds[1] - bounds[0]
+
+
+def overlap(a: Range, b: Range) -> bool:
+    """Whether two ranges have an angle in common."""
+    return bool(in_range(b[0], a) or in_range(a[0], b))
+
+
+def padded(objects: list[Array]) -> tuple[Array, Array]:
+    """Objects, each of points (Q, 3), in one array (n, Q, 3), and a mask (n, Q) over the padding."""
+    points = np.zeros((len(objects), max(map(len, objects)), 3))
+    mask = np.zeros(points.shape[:2])
+    for k, object_points in enumerate(objects):
+        points[k, : len(object_points)] = object_points
+        mask[k, : len(object_points)] = 1
+    return points, mask
+
+
+def _rod(axis: int, start: float, stop: float, n: int, at: tuple[float, float, float] = (0, 0, 0)) -> Array:
+    """(n, 3) points evenly spaced along one axis; the two other coordinates are those of ``at``."""
+    points = np.tile(np.asarray(at, dtype=float), (n, 1))
+    points[:, axis] = np.linspace(start, stop, n)
+    return points
+
+
+def voxel_points() -> tuple[Array, Array]:
+    """The five objects in [-1, 1]^3 as points (J, Q, 3) and a mask (J, Q) over the padding."""
+    x, y, z = range(3)
+    origin = np.zeros((1, 3))
+    arms = [_rod(axis, -0.7, 0.7, 5)[[0, 1, 3, 4]] for axis in (x, y, z)]
+    cross = [origin, *arms]
+    ell = [
+        _rod(x, -0.8, 0.8, 9, at=(0, -0.7, -0.6)),
+        _rod(y, -0.6, 0.8, 8, at=(-0.8, 0, -0.6)),
+        _rod(z, -0.5, 0.5, 5, at=(-0.8, -0.7, 0)),
+    ]
+    tee = [
+        _rod(x, -0.8, 0.8, 9, at=(0, 0.7, 0)),
+        _rod(y, -0.7, 0.6, 7),
+        _rod(z, -0.4, 0.4, 5, at=(0, 0.7, 0)),
+    ]
+    frame = [
+        _rod(axis, -0.7, 0.7, 5, at=tuple(np.insert([s, t], axis, 0.0)))
+        for axis in (x, y, z)
+        for s in (-0.7, 0.7)
+        for t in (-0.7, 0.7)
+    ]
+    prong = np.linspace(0.17, 0.85, 5)[:, None]
+    tripod = [origin, *(prong * direction for direction in np.array([[1, 0, 0], [0, 1, 0], [-0.7, -0.7, -0.7]]))]
+
+    return padded([np.concatenate(parts) for parts in (cross, ell, tee, frame, tripod)])
+
+
+@functools.lru_cache(maxsize=4)
+def points_of(config: Viewpoints) -> tuple[Array, Array]:
+    """The voxel objects, or the five shapes of a seed in the same form. Cached: do not write to them."""
+    if config.dataset == "voxels":
+        return voxel_points()
+    seed = config.seed if config.shapes_seed is None else config.shapes_seed
+    return padded(from_data("shapes").draw_shapes(generator(seed, Stream.OBJECTS), N_CLASSES))
+
+
+MARGIN, BLOB_SIGMA, NOISE = 4, 1.6, 0.04  # of an image of an object: in pixels, pixels, fractions of white
+
+
+def render_voxels(
+    labels: Array, azimuths: Array, elevations: Array, rng: np.random.Generator | None,
+    objects: tuple[Array, Array] | None = None,
+) -> Array:
+    """Draw one view per entry: labels (N,), angles (N,) in degrees -> images (N, 32, 32, 1) in [0, 1]. The ``objects``
+    are those of ``voxel_points``, or others in its form.
+
+    An object turns about y by the azimuth, then about x by the elevation, and is projected along z with ``MARGIN``
+    pixels left free round [-1, 1]^2. A point is a Gaussian blob of ``BLOB_SIGMA`` pixels, its brightness linear in
+    depth from 0.6 (z = -1, far) to 1.0 (z = +1, near). The blobs are summed and clipped; ``rng`` (or None) draws noise.
+    """
+    points, mask = objects or voxel_points()
+    azimuth, elevation = np.deg2rad(azimuths), np.deg2rad(elevations)
+    ca, sa, ce, se = np.cos(azimuth), np.sin(azimuth), np.cos(elevation), np.sin(elevation)
+    zero = np.zeros_like(ca)
+    rotation = np.stack(  # R_x(elevation) R_y(azimuth)
+        [ca, zero, sa, se * sa, ce, -se * ca, -ce * sa, se, ce * ca], axis=-1
+    ).reshape(-1, 3, 3)  # (N, 3, 3)
+    x, y, z = np.moveaxis(points[labels] @ rotation.transpose(0, 2, 1), -1, 0)  # each (N, Q)
+
+    pixels = np.arange(IMAGE_SIZE)
+    centre, scale = (IMAGE_SIZE - 1) / 2, IMAGE_SIZE / 2 - MARGIN
+    brightness = mask[labels] * (0.8 + 0.2 * z)
+
+    # A round Gaussian is a product of a row profile and a column profile, so the sum over points is one matrix product.
+    def profile(position: Array) -> Array:
+        return np.exp(-0.5 * ((pixels - position[..., None]) / BLOB_SIGMA) ** 2)  # (N, Q, 32)
+
+    rows = profile(centre - scale * y) * brightness[..., None]
+    images = np.clip(rows.transpose(0, 2, 1) @ profile(centre + scale * x), 0, 1)
+    if rng is not None:
+        images = np.clip(images + rng.normal(0, NOISE, images.shape), 0, 1)
+    return images[..., None].astype(np.float32)
+
+
+def standardized(images: Array) -> Array:
+    """Images (N, H, W, C) -> the same, each channel of each image with zero mean and unit variance.
+    [Hinton 2018, sec. 5]"""
+    x = np.array(images.transpose(0, 3, 1, 2), order="C")  # (N, C, H, W)
+    x -= x.mean(axis=(2, 3), keepdims=True)
+    x /= x.std(axis=(2, 3), keepdims=True) + 1e-6
+    return np.ascontiguousarray(x.transpose(0, 2, 3, 1))
+
+
+def evenly_spaced(angles: Range, n: int) -> Array:
+    """``n`` angles over a closed range; over a full circle the end is left out, being the start again."""
+    low, high = angles
+    return np.linspace(low, high, n, endpoint=high - low < 360)
+
+
+def voxel_split(
+    config: Viewpoints, labels: Array, azimuths: Array, elevations: Array, rng: np.random.Generator | None
+) -> Split:
+    """One image per entry of labels, azimuths and elevations (N,), as ``config`` prepares it."""
+    images = render_voxels(labels, azimuths, elevations, rng, points_of(config))
+    images = standardized(images) if config.standardize == "image" else images
+    return Split(images, labels, azimuths, elevations, np.zeros_like(labels))
+
+
+def voxel_views(
+    config: Viewpoints, azimuths: Array, elevations: Array, n_per_view: int, rng: np.random.Generator | None
+) -> Split:
+    """Every class at every (azimuth, elevation), ``n_per_view`` noisy images of each."""
+    grid = np.meshgrid(np.arange(N_CLASSES), azimuths, elevations, np.arange(n_per_view), indexing="ij")
+    label, azimuth, elevation, _ = (g.reshape(-1) for g in grid)
+    return voxel_split(config, label, azimuth, elevation, rng)
+
+
+def make_voxel_data(config: Viewpoints) -> Data:
+    """Training, familiar and held-out sets: by default 450, 180 and 180 images."""
+
+    def views(key: int, azimuths: Array, elevations: Array, n_per_view: int) -> Split:
+        return voxel_views(config, azimuths, elevations, n_per_view, generator(config.seed, Stream.DATA, key))
+
+    c = config
+    trained = evenly_spaced(c.train_azimuths, c.n_train_views), evenly_spaced(c.train_elevations, c.n_elev)
+    n_others = c.n_test_views if c.held_out_angle == "azimuth" else c.n_train_views  # the azimuths of the training
+    others = evenly_spaced(c.test_azimuths, n_others), evenly_spaced(c.test_elevations, c.n_elev)
+    return Data(train=views(0, *trained, c.n_per_combo), familiar=views(1, *trained, 2), held_out=views(2, *others, 2))
+
+
+Half = tuple[str, Sequence[int] | None]  # an official set, "training" or "testing", and objects of it (None: all)
+HALVES: tuple[Half, Half] = ("training", None), ("testing", None)
+
+
+def norb_folder(config: Viewpoints) -> Path:
+    """That of the six files. The toys of a seed are drawn into the cache; from there on they are smallNORB."""
+    if config.dataset == "toys":
+        return Path(from_data("toy_norb").cached_toys(cache_dir(), config.seed))
+    return Path(config.data_dir or "")
+
+
+def read_smallnorb(
+    data_dir: Path, half: Half, standardize: str = "image", azimuth_range: Range = (0, 360),
+    elevation_range: Range = (-90, 90),
+) -> Split:
+    """The pairs of an official set in the ranges, (N, 48, 48, 2): 2x2 means, then standardised ("image"), or as
+    fractions of white ("none"). [Hinton 2018, sec. 5] Raises UserError for a file that is missing, damaged or swapped,
+    and where no pair is left."""
+    def keep(azimuths: Array, elevations: Array) -> Array:
+        return np.asarray(in_range(azimuths, azimuth_range) & in_range(elevations, elevation_range))
+
+    images, *labelled = from_data("norb_files").read_views(data_dir, *half, keep)
+    if not len(images):
+        raise UserError(f"no smallNORB image in {data_dir} falls into the ranges {text_of(azimuth_range, ANGLES)} and"
+                        f" {text_of(elevation_range, ANGLES)} of azimuths and elevations")
+    return Split(standardized(images) if standardize == "image" else images / np.float32(255), *labelled)
+
+
+def load_smallnorb(config: Viewpoints, halves: tuple[Half, Half] = HALVES) -> Data:
+    """The paper's split: training objects seen from the training range; other objects from both ranges."""
+    c, folder, (train, test) = config, norb_folder(config), halves
+    return Data(
+        train=read_smallnorb(folder, train, c.standardize, c.train_azimuths, c.train_elevations),
+        familiar=read_smallnorb(folder, test, c.standardize, c.train_azimuths, c.train_elevations),
+        held_out=read_smallnorb(folder, test, c.standardize, c.test_azimuths, c.test_elevations),
+    )
+
+
+def make_data(config: Viewpoints) -> Data:
+    return make_voxel_data(config) if config.is_rendered else load_smallnorb(config)
+
+
+def crop(images: Array, rng: np.random.Generator | None) -> Array:
+    """Images (B, H, W, C) -> (B, 32, 32, C): what the network is given.
+
+    With ``rng`` (training) a crop is taken at random, and contrast (0.8 to 1.2) and brightness (-0.2 to 0.2, in
+    standard deviations if the images are standardised) are drawn for each image; without (test) the crop is central.
+    [Hinton 2018, sec. 5]; the amounts are ours. Images that have the network's size already, or less, pass unchanged:
+    voxels and shapes do.
+    """
+    n, side = images.shape[:2]
+    slack = side - IMAGE_SIZE
+    if slack <= 0:
+        return images
+    if rng is None:
+        return images[:, slack // 2 : slack // 2 + IMAGE_SIZE, slack // 2 : slack // 2 + IMAGE_SIZE]
+    window = np.arange(IMAGE_SIZE)
+    row, column = rng.integers(0, slack + 1, (2, n, 1)) + window  # each (B, 32)
+    crops = images[np.arange(n)[:, None, None], row[:, :, None], column[:, None, :]]
+    contrast, brightness = rng.uniform(0.8, 1.2, (n, 1, 1, 1)), rng.uniform(-0.2, 0.2, (n, 1, 1, 1))
+    return (crops * contrast + brightness).astype(images.dtype)
+
+
+# --- Settings: each is declared once, as a field of a dataclass; its flag, help and checks come from there ------------
+#
+# From here to the end of "Files and trainings", the text is the same in both base scripts.
+
+
+class UserError(OSError):
+    """Something that the person at the keyboard can put right, in one line. Exit status 1."""
+
+
+class UsageError(argparse.ArgumentTypeError):
+    """What is wrong with a command line or a configuration, in one line. Exit status 2."""
+
+
+class Kind(NamedTuple):
+    """How the text of a flag becomes a value, and back. (Other scripts have a class of that name too.)"""
+
+    convert: Callable[[str], Any]  # raises UsageError
+    metavar: str
+    separator: str = ","  # between the parts of a tuple
+    is_output: bool = False  # a file that is written
+
+
+class Setting(NamedTuple):
+    """What a field says of its flag."""
+
+    kind: Any  # a Kind, a tuple of choices, or bool: a flag without a value
+    help: str
+    shown: str = ""  # what the help says of the default, if it is not the field's
+    paper: str = ""  # the paper's value, if it is another
+    usual: bool = False  # whether --help shows it; --help-all shows every flag
+    free: bool = False  # whether a resumed run may have another value
+    group: str = ""  # heading of the flags from here on
+
+
+def setting(default: Any, kind: Any, help: str, shown: str = "", **more: Any) -> Any:
+    """A field of a ``Settings`` dataclass. A default of None may stand for what ``dependent`` gives."""
+    return dataclasses.field(default=default, metadata={"it": Setting(kind, help, shown, **more)})
+
+
+def settings_of(config: Any) -> dict[str, Setting]:
+    """By field, those of a dataclass or of an instance."""
+    return {field.name: field.metadata["it"] for field in dataclasses.fields(config) if "it" in field.metadata}
+
+
+def flag_of(field: str) -> str:
+    return "--" + field.replace("_", "-")
+
+
+def text_of(value: Any, kind: Any = None) -> str:
+    """A value as a flag takes it: a range 0:150, other tuples 16,4,8,8."""
+    if isinstance(value, tuple | list):
+        return (kind.separator if hasattr(kind, "convert") else ",").join(map(text_of, value)) or "none"
+    is_whole = isinstance(value, float) and value.is_integer() and abs(value) < 1e15
+    return "none" if value is None else str(int(value)) if is_whole else str(value)
+
+
+class SettingError(UsageError):
+    """A value that cannot be: of a field, and why."""
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(f"argument {flag_of(field)}: {message}")
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """Whatever makes a configuration, flags, a call or a file, gets the same defaults and the same checks."""
+
+    def __post_init__(self) -> None:
+        for name, it in settings_of(self).items():
+            if (value := getattr(self, name)) not in (None, ()):
+                object.__setattr__(self, name, checked(name, it.kind, value))
+        for name, value in self.dependent().items():
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, value)
+        self.check()
+
+    def dependent(self) -> dict[str, Any]:
+        """Defaults that depend on other fields."""
+        return {}
+
+    def check(self) -> None:
+        """Raises SettingError where values do not fit together."""
+
+
+def checked(name: str, kind: Any, value: Any) -> Any:
+    """The value, as its kind makes it. Raises SettingError."""
+    if not hasattr(kind, "convert"):
+        choices = kind if isinstance(kind, tuple) else (True, False)
+        if value in choices:
+            return value
+        raise SettingError(name, f"{one_line(repr(value))} is not one of {', '.join(map(str, choices))}")
+    try:
+        if kind.metavar == "FILES":
+            return tuple(kind.convert(str(part)) for part in value)
+        return kind.convert(text_of(value, kind))
+    except argparse.ArgumentTypeError as error:
+        raise SettingError(name, one_line(error)) from None
+
+
+def int_in(low: int, high: int) -> Kind:
+    return Kind(functools.partial(number, int, low, high, False), "N")
+
+
+def float_in(low: float, high: float, *, above: bool = False) -> Kind:
+    """From ``low``, or with ``above`` greater than it, to ``high``."""
+    return Kind(functools.partial(number, float, low, high, above), "X")
+
+
+def number(kind: Any, low: float, high: float, above: bool, text: str) -> Any:
+    try:
+        value = kind(text)
+    except ValueError:
+        raise UsageError(f"{text!r} is not a {'whole number' if kind is int else 'number'}") from None
+    if not low <= value <= high or (above and value == low):  # a NaN fails this too
+        bounds = f"above {low:g} and at most {high:g}" if above else f"between {low:,} and {high:,}"
+        raise UsageError(f"{text} is not {bounds}")
+    return value
+
+
+def names_of(known: Sequence[str]) -> Kind:
+    """Some of the known names, each once, with commas between them."""
+    return Kind(functools.partial(names_in, known), "A,B")
+
+
+def names_in(known: Sequence[str], text: str) -> tuple[str, ...]:
+    names = tuple(text.split(","))
+    if unknown := [name for name in names if name not in known]:
+        raise UsageError(f"{unknown[0]!r} is not one of {', '.join(known)}")
+    if len(set(names)) < len(names):
+        raise UsageError(f"{text} names one twice")
+    return names
+
+
+def path_of(text: str) -> Path:
+    if not text:
+        raise UsageError("the name is empty")
+    return Path(os.path.expanduser(text))
+
+
+FOLDER, INPUT, INPUTS = Kind(path_of, "DIR"), Kind(path_of, "FILE"), Kind(path_of, "FILES")
+OUTPUT = Kind(path_of, "FILE", is_output=True)
+
+
+class Parser(argparse.ArgumentParser):
+    """Names the flag that is nearest to an unknown one."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(message)
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        found, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            near = difflib.get_close_matches(unknown[0].partition("=")[0], self._option_string_actions, 1)
+            raise UsageError(f"unrecognized argument: {unknown[0]}" + (f" (did you mean {near[0]}?)" if near else ""))
+        return found
+
+
+def add_settings(parser: argparse.ArgumentParser, config: Any, usual_alone: bool) -> None:
+    """The flags of a dataclass; ``usual_alone``: in the help, only the usual ones."""
+    group: Any = parser
+    defaults = {field.name: field.default for field in dataclasses.fields(config)}
+    for name, it in settings_of(config).items():
+        group = parser.add_argument_group(it.group) if it.group else group
+        unset = defaults[name] is None or defaults[name] == () or it.kind is bool
+        default = it.shown or ("" if unset else text_of(defaults[name], it.kind))
+        help = it.help + (f" Default: {default}." if default else "") + (f" The paper: {it.paper}." if it.paper else "")
+        options: dict[str, Any] = {"action": "store_true"}
+        if hasattr(it.kind, "convert"):
+            options = {"metavar": it.kind.metavar, "nargs": "+" if it.kind.metavar == "FILES" else None}
+        elif it.kind is not bool:
+            options = {"metavar": "|".join(map(str, it.kind)), "type": type(it.kind[0])}
+        shown = help.replace("%", "%%") if it.usual or not usual_alone else argparse.SUPPRESS
+        group.add_argument(flag_of(name), help=shown, **options)
+
+
+def parse(
+    config: type[C], options: type[O], argv: Sequence[str], description: str = "",
+    examples: Sequence[tuple[str, str]] = (), epilog: str = "",
+) -> tuple[C, O, dict[str, Any]]:
+    """Both dataclasses as the command line sets them, and what it set. An example is a pair: flags, and what they do in
+    which time. Ends the script after ``--help``. Raises UsageError."""
+    words: list[str] = []
+    for word in argv:  # a value such as -30:30 would be taken for a flag
+        joins = bool(words) and re.match(r"-[\d.]", word) and re.fullmatch(r"--[a-z-]+", words[-1])
+        words[-1:] = [f"{words[-1]}={word}"] if joins else [*words[-1:], word]
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    module = f"python -m {spec.name}" if spec and spec.name.count(".") == 1 and argv == sys.argv[1:] else None
+    parser = Parser(
+        prog=module, allow_abbrev=False, add_help=False, usage="%(prog)s [flags]", description=description,
+        formatter_class=argparse.RawDescriptionHelpFormatter, argument_default=argparse.SUPPRESS,
+    )
+    start = module or f"python {parser.prog}"
+    lines = [f"  {start} {flags}".rstrip() + f"\n      {what}" for flags, what in examples]
+    parser.epilog = "\n".join([*(["examples, with their times on one thread:"] if lines else []), *lines, "", epilog])
+    parser.add_argument("-h", "--help", action="store_true", help="Show the usual flags, and examples.")
+    parser.add_argument("--help-all", action="store_true", help="Show every flag.")
+    for declared in (config, options):
+        add_settings(parser, declared, usual_alone="--help-all" not in words)
+    given = vars(parser.parse_args(words))
+    if "help" in given or "help_all" in given:
+        print(parser.format_help().rstrip(), flush=True)
+        raise SystemExit(0)
+    own = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
+    made: Any = [kind(**{name: own[name] for name in settings_of(kind) if name in own}) for kind in (config, options)]
+    return made[0], made[1], own
+
+
+# --- Files and trainings ---------------------------------------------------------------------------------------------
+
+
+def one_line(error: object, limit: int = 200) -> str:
+    """An error's message, or any other text, on one line; a long one is cut in its middle."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= limit else f"{text[: limit // 2]}…{text[-(limit // 2 - 1) :]}"
+
+
+def print_message(text: str, end: str = "\n") -> None:
+    """Print to stderr, if there is one that can be written to."""
+    if sys.stderr is not None:  # print would take stdout instead
+        with contextlib.suppress(OSError):
+            print(text, end=end, file=sys.stderr, flush=True)
+
+
+def from_data(module: str) -> Any:
+    """A module of data/, which a script does without. Raises UserError where it, or what it needs, is missing."""
+    try:
+        return importlib.import_module(f"data.{module}")
+    except ImportError as error:
+        raise UserError(f"this needs data/{module}.py beside the script: {one_line(error)}") from None
+
+
+def has_data(module: str) -> bool:
+    """Whether a module of data/ lies beside the script."""
+    try:
+        return importlib.util.find_spec(f"data.{module}") is not None
+    except ModuleNotFoundError:
+        return False
+
+
+def cache_dir() -> Path:
+    """The folder of data that are downloaded or drawn once. Raises UserError where there is no place for it."""
+    caches = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    caches = caches if caches.is_absolute() else Path(os.path.expanduser("~/.cache"))
+    folder = Path(os.path.expanduser(os.environ.get("CAPSULES_CACHE") or caches / "hinton-mnist"))
+    if not folder.is_absolute() and not os.environ.get("CAPSULES_CACHE"):
+        raise UserError("there is no home folder for a cache: let the variable CAPSULES_CACHE name a folder")
+    return folder
+
+
+def write_file(path: Path, content: bytes) -> None:
+    """Whole or not at all: beside its place first, or in its place where that cannot be replaced, as a file that is
+    mounted by itself. Makes the folder. Raises UserError."""
+    target = Path(os.path.realpath(path))
+    temporary = target.with_name(f".{target.name}.tmp")
+    try:
+        if target.exists() and not target.is_file():
+            raise OSError("it is no regular file")  # such as /dev/null, which would be replaced
+        target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with temporary.open("wb") as stream:
+                stream.write(content)
+                stream.flush()
+                os.fsync(stream.fileno())
+            os.replace(temporary, target)
+        except OSError as error:
+            if error.errno not in (errno.EBUSY, errno.EACCES, errno.EPERM) or not target.exists():
+                raise
+            target.write_bytes(content)
+        finally:
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def require_own(path: Path, is_own: Callable[[], bool], hint: str = "") -> None:
+    """Before a training: raises UserError where a file cannot be written, or is there and of something else."""
+    try:
+        size = path.stat().st_size if path.exists() else None
+        path.parent.mkdir(parents=True, exist_ok=True)
+        probe = path if path.exists() else path.with_name(f".{path.name}.tmp")  # an empty file must not stay there
+        with probe.open("ab"):
+            pass
+        if probe != path:
+            probe.unlink()
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror or error}") from error
+    if size and not is_own():
+        raise UserError(f"{path} is there, and is not of this run: name another file{hint}")
+
+
+def require_own_outputs(experiment: str, config: Any, options: Any) -> None:
+    """``require_own`` of a run's files: its result and its checkpoint."""
+    known = {name for name in settings_of(config) if not (options.resume and name.endswith("epochs"))}
+    asked = {name: value for name, value in json.loads(json.dumps(plain(config))).items() if name in known}
+
+    def is_own(read: Callable[[], Any]) -> bool:
+        try:
+            header = read()
+            same = all(header["config"][name] == value for name, value in asked.items() if value not in (None, "auto"))
+            return bool(header["experiment"] == experiment and same)
+        except Exception:  # whatever another file holds
+            return False
+
+    out, checkpoint = options.out_json, options.checkpoint
+    if out:
+        require_own(out, lambda: is_own(lambda: json.loads(out.read_bytes())))
+    if checkpoint:
+        own = options.resume or is_own(lambda: read_arrays(checkpoint)[0])
+        require_own(checkpoint, lambda: own, ", or go on from it with --resume")
+
+
+def plain(config: Any) -> dict[str, Any]:
+    """A dataclass as JSON holds it."""
+    return {key: str(v) if isinstance(v, Path) else v for key, v in dataclasses.asdict(config).items()}
+
+
+def from_json(config: type[C], content: Mapping[str, Any]) -> C:
+    """The inverse of ``plain``. Raises UsageError or TypeError for what no command line gives."""
+    return config(**{name: tuple(v) if isinstance(v, list) else v for name, v in content.items()})
+
+
+class Stream(enum.IntEnum):
+    """Independent random streams of one seed, so that no part of a run shifts the draws of another."""
+
+    DATA = 0
+    INIT = 1
+    SHUFFLE = 2
+    EVALUATION = 3
+    OBJECTS = 4
+
+
+def generator(seed: int, stream: Stream, *key: int) -> np.random.Generator:
+    """The generator of a stream and a key (such as the epoch and step). It depends on nothing else, so that a resumed
+    run draws the same numbers without any stored state."""
+    return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(int(stream), *key)))
+
+
+@functools.lru_cache(maxsize=2)
+def permutation(n: int, seed: int, *key: int) -> Array:
+    """A random order of 0 to n - 1, the same for the same seed and key (the epoch). Cached: do not write to it."""
+    return generator(seed, Stream.SHUFFLE, *key).permutation(n)
+
+
+class TrainState:
+    """A model in training: parameters, moments and history, all of which a checkpoint stores."""
+
+    def __init__(self, name: str, params: Params) -> None:
+        self.name, self.params = name, params
+        self.m: Params = {key: np.zeros_like(p) for key, p in params.items()}  # first moments, or Muon's momentum
+        self.v: Params = {key: np.zeros_like(p) for key, p in params.items()}  # second moments
+        self.step = 0
+        self.unsaved = ""  # why its last checkpoint could not be written
+        self.seconds = 0.0  # of training, without the tests after epochs
+        self.sums: dict[str, float] = {}  # weighted sums of the losses since the last epoch's end
+        self.history: dict[str, list[float]] = {}  # by metric, an entry for each epoch
+
+    def add(self, losses: Mapping[str, float], weight: float = 1) -> None:
+        """Add a batch's mean losses to the sums of the epoch; ``weight``: its number of images, where that differs."""
+        for key, loss in losses.items():
+            self.sums[key] = self.sums.get(key, 0.0) + weight * loss
+
+    def end_epoch(self, weight: float, metrics: Mapping[str, float]) -> None:
+        """Append the sums divided by their total ``weight``, and the metrics, to the history."""
+        self.append({key: total / weight for key, total in self.sums.items()})
+        self.append(metrics)
+        self.sums = {}
+
+    def append(self, metrics: Mapping[str, float]) -> None:
+        for key, value in metrics.items():
+            self.history.setdefault(key, []).append(value)
+
+
+def count_params(params: Params) -> int:
+    return sum(p.size for p in params.values())
+
+
+def init_state(model: Any, config: Any) -> TrainState:
+    """Fresh parameters of a model; their draws depend on the seed and the model's name alone."""
+    return TrainState(model.name, model.init_params(generator(config.seed, Stream.INIT, *model.name.encode())))
+
+
+BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8
+
+
+def adamw_step(
+    state: Any, grads: Sequence[Params], lr: float, weight_decay: float = 0.0, decayed: Collection[str] = ()
+) -> None:
+    """Update ``state`` in place by the sum of ``grads``; parameters named in ``decayed`` shrink by ``lr *
+    weight_decay`` of themselves. [Kingma & Ba, ICLR 2015, algorithm 1; Loshchilov & Hutter, ICLR 2019, algorithm 2]"""
+    state.step += 1
+    for key, p in state.params.items():
+        g, m, v = sum(part[key] for part in grads), state.m[key], state.v[key]
+        m[...] = BETA1 * m + (1 - BETA1) * g
+        v[...] = BETA2 * v + (1 - BETA2) * g**2
+        m_hat, v_hat = m / (1 - BETA1**state.step), v / (1 - BETA2**state.step)
+        if key in decayed:
+            p -= lr * weight_decay * p
+        p -= lr * m_hat / (np.sqrt(v_hat) + EPSILON)
+
+
+def require_finite(state: TrainState, loss: float, steps_per_epoch: int) -> None:
+    """After a step: raises UserError where its loss, or a parameter at the end of an epoch, is not finite."""
+    epoch, position = divmod(state.step - 1, steps_per_epoch)
+    where = f"epoch {epoch + 1}, step {position + 1}; try a smaller learning rate"
+    if not np.isfinite(loss):
+        raise UserError(f"{state.name}: the loss became {loss} in {where}")
+    if position == steps_per_epoch - 1 and not all(np.isfinite(p).all() for p in state.params.values()):
+        raise UserError(f"{state.name}: a parameter became infinite or NaN in {where}")
+
+
+KEPT = ("step", "seconds", "history")  # of a state, beside its arrays
+
+
+def save_checkpoint(path: Path, experiment: str, config: Any, states: Iterable[TrainState]) -> None:
+    """Every state that has been trained, as ``np.load`` reads it: MODEL/params/NAME are weights. Raises UserError."""
+    models: dict[str, Any] = {}
+    arrays: dict[str, Any] = {}
+    for state in (state for state in states if state.step):
+        models[state.name] = {key: getattr(state, key) for key in KEPT}
+        for kind in ("params", "m", "v"):
+            arrays |= {f"{state.name}/{kind}/{key}": array for key, array in getattr(state, kind).items()}
+    header = json.dumps({"experiment": experiment, "config": plain(config), "models": models})
+    stream = io.BytesIO()
+    np.savez(stream, **{"header": np.array(header), **arrays})
+    write_file(path, stream.getvalue())
+
+
+def read_arrays(path: Path) -> tuple[dict[str, Any], Params]:
+    """The header of a checkpoint, and its arrays. Raises whatever a damaged file does; zip files have checksums."""
+    with path.open("rb") as file, np.load(file) as stored:  # np.load would leave a damaged one open
+        arrays = {key: stored[key] for key in stored.files}
+    return json.loads(str(arrays.pop("header"))), arrays
+
+
+def read_checkpoint(
+    path: Path, experiment: str, config_class: type[C], make_models: Callable[[C], Mapping[str, Any]]
+) -> tuple[C, dict[str, TrainState]]:
+    """The configuration, and the states of those of ``make_models(config)`` that are in the file. Raises UserError
+    where it is missing, damaged, or of another experiment."""
+    if not path.exists():
+        raise UserError(f"there is no checkpoint {path}")
+    try:
+        header, arrays = read_arrays(path)
+        if header["experiment"] != experiment:
+            raise ValueError(f"it is of {header['experiment']}")
+        config = from_json(config_class, header["config"])
+        kept = {name: {key: model[key] for key in KEPT} for name, model in header["models"].items()}
+    except Exception as error:  # whatever a damaged file does
+        raise UserError(f"{path} is no readable checkpoint of {experiment}: {one_line(error)}") from None
+    states = {name: init_state(model, config) for name, model in make_models(config).items() if name in kept}
+    for name, state in states.items():
+        vars(state).update(kept[name])
+        for kind in ("params", "m", "v"):
+            for key, target in getattr(state, kind).items():
+                array = arrays.get(f"{name}/{kind}/{key}", np.empty(0))
+                if array.shape != target.shape or array.dtype != target.dtype:
+                    raise UserError(f"{path} is no checkpoint of this network: its {key} does not fit")
+                target[...] = array
+    return config, states
+
+
+def difference(saved: Any, asked: Any, names: Collection[str]) -> str | None:
+    """The first of the fields in which two configurations differ, in words."""
+    for field in dataclasses.fields(saved):
+        old, new, kind = getattr(saved, field.name), getattr(asked, field.name), field.metadata.get("it", (None,))[0]
+        if field.name in names and old != new:
+            what = flag_of(field.name) if kind else f"other {field.name.replace('_', ' ')}:"
+            return f"{what} {text_of(old, kind)}, not {text_of(new, kind)}"
+    return None
+
+
+def require_resumable(path: Path, saved: Any, asked: Any) -> None:
+    """Raises UserError where a resumed run would not be the saved one, gone on with. Its length is free where the
+    learning rate and the loss do not depend on it (``config.length_is_free``)."""
+    names = {field.name for field in dataclasses.fields(saved)} - {n for n, it in settings_of(saved).items() if it.free}
+    lengths = {name for name in names if name.endswith("epochs")}
+    if found := difference(saved, asked, names - lengths):
+        raise UserError(f"cannot resume {path}: it was made with {found}")
+    if found := difference(saved, asked, lengths):
+        if not getattr(asked, "length_is_free", False):
+            found += "; its learning rate or loss depends on the length: train anew"
+        elif all(getattr(saved, name) <= getattr(asked, name) for name in lengths):
+            return
+        raise UserError(f"cannot resume {path}: it was made with {found}")
+
+
+@dataclasses.dataclass(frozen=True)
+class RunOptions(Settings):
+    """What a run reads and writes besides its configuration. Of its numbers, threads may change the last bits."""
+
+    out_json: Path | None = setting(None, OUTPUT, "Write the result and the history there.", usual=True, group="files")
+    checkpoint: Path | None = setting(None, OUTPUT,
+        "Save the networks there after every epoch, and read them from there.", usual=True)
+    resume: bool = setting(False, bool, "Go on from --checkpoint, or begin where there is none yet: the numbers are"
+        " those of an unbroken run, bit for bit.", usual=True)
+    threads: int = setting(1, int_in(1, 256), "Use N threads, which need the folder fast/ beside the script.")
+    quiet: bool = setting(False, bool, "Show no progress of the training.")
+
+    def check(self) -> None:
+        if self.resume and self.checkpoint is None:
+            raise SettingError("resume", "needs --checkpoint FILE")
+        if self.out_json and self.checkpoint and os.path.realpath(self.out_json) == os.path.realpath(self.checkpoint):
+            raise SettingError("checkpoint", "is the same file as that of --out-json")
+        if self.threads > 1 and not HAS_FAST:
+            raise SettingError("threads", "more than one need the folder fast/ beside the script")
+
+
+NO_OPTIONS = RunOptions(quiet=True)
+Callback = Callable[[TrainState, bool], None]  # after a step: the state, and whether an epoch has ended
+
+
+class Session:
+    """The trainings of a run: resumed, saved after every epoch, and shown by a bar on a terminal, else by a line an
+    epoch. For each ``model, state`` of ``session.trainings(n_steps)``: ``train(…, callback=session.after_step)``.
+    ``names``: train only these models. ``callback`` is called after every step too, and before the first. A checkpoint
+    that cannot be written ends no training: ``state.unsaved`` says why."""
+
+    def __init__(
+        self, experiment: str, config: Any, make_models: Callable[[Any], Mapping[str, Any]],
+        options: Any = NO_OPTIONS, names: Collection[str] | None = None, callback: Callback | None = None,
+    ) -> None:
+        self.experiment, self.config, self.options, self.callback = experiment, config, options, callback
+        self.models, self.n_steps, self.shown = make_models(config), 1, 0.0
+        self.states = {name: init_state(model, config) for name, model in self.models.items()}
+        path = options.checkpoint
+        if path and options.resume and path.exists() and path.stat().st_size:
+            saved, states = read_checkpoint(path, experiment, type(config), make_models)
+            require_resumable(path, saved, config)
+            self.states |= states
+        self.trained = {name: state for name, state in self.states.items() if names is None or name in names}
+
+    def trainings(self, n_steps: Callable[[str], int]) -> Iterator[tuple[Any, TrainState]]:
+        """The models that are to be trained, one after the other, with their states. ``n_steps(name)`` of each."""
+        for name, state in self.trained.items():
+            self.n_steps = n_steps(name)
+            self.show(f"{name}: step {state.step:,} of {self.n_steps:,}", True)
+            if self.callback and state.step == 0:
+                self.callback(state, True)
+            yield self.models[name], state
+        self.show("")
+
+    def after_step(self, state: TrainState, epoch_ended: bool) -> None:
+        """The callback of a training loop, after every step."""
+        if self.callback:
+            self.callback(state, epoch_ended)
+        latest = {key: values[-1] for key, values in state.history.items() if values and "accuracy" in key}
+        found = "".join(f", {key.replace('_', ' ')} {value:.3f}" for key, value in latest.items())
+        self.show(f"{state.name}: step {state.step:,} of {self.n_steps:,}{found}, {state.seconds:.1f} s", epoch_ended)
+        if self.options.checkpoint and epoch_ended:
+            try:
+                save_checkpoint(self.options.checkpoint, self.experiment, self.config, self.states.values())
+                state.unsaved = ""
+            except UserError as error:
+                print_message(f"warning: {error}; the training goes on")
+                state.unsaved = str(error)
+
+    def show(self, line: str, epoch_ended: bool = False) -> None:
+        if self.options.quiet or sys.stderr is None:
+            return
+        if sys.stderr.isatty():  # in the place of the line before, and gone at the end
+            if epoch_ended or not line or time.perf_counter() > self.shown + 0.1:
+                print_message(f"\r\x1b[K{line[:100]}", end="")
+                self.shown = time.perf_counter()
+        elif epoch_ended:
+            print_message(line)
+
+
+def model_metrics(state: Any, **own: Any) -> dict[str, Any]:
+    """A model's entry in a result: the last value of each metric of its tests, and its ``own``."""
+    tests = {key: values[-1] for key, values in state.history.items() if values and not key.startswith("train_")}
+    return {"n_params": count_params(state.params), **tests, **own, "train_seconds": round(state.seconds, 3)}
+
+
+def result_document(
+    experiment: str, config: Any, dataset: str, models: dict[str, Any], states: Mapping[str, Any], headline: str
+) -> dict[str, Any]:
+    """The JSON of a run; accuracies are fractions. ``headline`` is the name of the main metric."""
+    return {"experiment": experiment, "seed": config.seed, "dataset": dataset, "headline": headline,
+            "config": plain(config), "models": models, "history": {k: state.history for k, state in states.items()}}
+
+
+def report(result: dict[str, Any], table: str, options: Any, states: Mapping[str, Any]) -> None:
+    """Print the table, then write the result. Raises UserError where that fails, or a checkpoint's writing did."""
+    print(table, flush=True)
+    if options.out_json:
+        write_file(options.out_json, (json.dumps(result, indent=1) + "\n").encode())
+    if unsaved := [state.unsaved for state in states.values() if state.unsaved]:
+        raise UserError(unsaved[-1])
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM came."""
+
+
+def script(main: Callable[[Sequence[str]], None]) -> Callable[..., int]:
+    """Makes of a script's ``main(argv)`` one that returns the exit status: 0; 1 with one line on stderr for what the
+    person at the keyboard can put right, 2 where that is the command line; 130 after Ctrl-C, 143 after SIGTERM. A
+    closed pipe is no error. Called without ``argv``, it takes no flags. Handlers and streams stay as they were."""
+
+    def terminate(*_: object) -> NoReturn:
+        raise Terminated
+
+    @functools.wraps(main)
+    def status(argv: Sequence[str] = ()) -> int:
+        with contextlib.ExitStack() as stack:
+            with contextlib.suppress(ValueError):  # outside of the main thread signals are not ours
+                stack.callback(signal.signal, signal.SIGTERM, signal.signal(signal.SIGTERM, terminate))
+            for stream in (sys.stdout, sys.stderr):
+                if isinstance(stream, io.TextIOWrapper):
+                    stack.callback(stream.reconfigure, errors=stream.errors)
+                    stream.reconfigure(errors="backslashreplace")  # odd bytes in a file's name
+            try:
+                main(argv)
+                if sys.stdout is not None:
+                    sys.stdout.flush()
+            except KeyboardInterrupt as stopped:
+                print_message("terminated" if isinstance(stopped, Terminated) else "interrupted")
+                return 143 if isinstance(stopped, Terminated) else 130
+            except argparse.ArgumentTypeError as error:
+                program = os.path.basename(sys.argv[0])
+                print_message(f"{program}: error: {one_line(error, 300)} (--help-all shows every flag)")
+                return 2
+            except MemoryError:
+                print_message("error: out of memory; try a smaller --batch-size or fewer examples")
+                return 1
+            except OSError as error:
+                if not isinstance(error, UserError):  # stdout is full or closed: Python would try again at its end
+                    with contextlib.suppress(OSError, ValueError, AttributeError):
+                        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+                if not isinstance(error, BrokenPipeError):
+                    print_message(f"error: {one_line(error, 500)}")
+                    return 1
+        return 0
+
+    return status
+
+
+# --- Configuration ----------------------------------------------------------------------------------------------------
+
+MAX_IMAGES = 50_000  # of one set of voxels or shapes, which is drawn at once
+OF_VOXELS: dict[str, Any] = {
+    "train_azimuths": (0.0, 150.0), "test_azimuths": (200.0, 330.0), "train_elevations": (10.0, 50.0),
+    "test_elevations": (10.0, 50.0), "standardize": "none",
+}
+OF_NORB: dict[str, Any] = {  # [Hinton 2018, sec. 5.1]
+    "train_azimuths": (300.0, 400.0), "test_azimuths": (60.0, 280.0), "train_elevations": (30.0, 70.0),
+    "test_elevations": (30.0, 70.0), "standardize": "image",
+}
+VIEWS = {"voxels": OF_VOXELS, "shapes": OF_VOXELS | {"standardize": "image"}, "smallnorb": OF_NORB, "toys": OF_NORB}
+
+
+def angles_in(low: float, high: float, text: str) -> Range:
+    """A range of degrees, such as 0:150, of at most a full circle, both ends between ``low`` and ``high``."""
+    try:
+        start, stop = (float(part) for part in text.split(":"))
+    except ValueError:
+        raise UsageError(f"{text!r} is not START:STOP in degrees, such as 0:150") from None
+    if not low <= start <= stop <= min(high, start + 360):
+        bounds = f"between {low:g} and {high:g}, of at most a full circle, with START first"
+        raise UsageError(f"{text} is no range of degrees {bounds}")
+    return start, stop
+
+
+ANGLES = Kind(functools.partial(angles_in, -360, 720), "A:B", ":")
+TILTS = Kind(functools.partial(angles_in, -90, 90), "A:B", ":")
+
+
+@dataclasses.dataclass(frozen=True)
+class Viewpoints(Settings):
+    """The data: which views are trained on and which are held out. Angles are in degrees; a range is closed and, for
+    azimuths, may pass 360. Where elevation is held out, both sets have the azimuths of the training."""
+
+    dataset: str = setting("voxels", ("voxels", "shapes", "smallnorb", "toys"), "Use rendered voxel objects, block"
+        " shapes that the seed draws together with the azimuth at which the ranges begin, the smallNORB files, or toys,"
+        " which the seed draws in their format, in about a minute, into the cache.", usual=True, group="data")
+    data_dir: Path | None = setting(None, FOLDER, "Folder of the six official smallNORB files, gzipped or not.",
+        usual=True)
+    seed: int = setting(0, int_in(0, 2**32 - 1),
+        "Seed of the data's noise, the initial weights and the order of the images.", usual=True)
+    shapes_seed: int | None = setting(None, int_in(0, 2**32 - 1), "Draw the objects of --dataset shapes, and the"
+        " azimuth at which the ranges begin, with this seed.", "as --seed")
+    train_azimuths: Range = setting(None, ANGLES, "Azimuths of the training views, in degrees.",
+        "0:150, smallnorb and toys 300:400")
+    test_azimuths: Range = setting(None, ANGLES, "Azimuths that are held out, in degrees.",
+        "200:330, smallnorb and toys 60:280", usual=True)
+    train_elevations: Range = setting(None, TILTS, "Elevations of the training views. With other"
+        " --test-elevations, hold elevations out instead of azimuths.", "10:50, smallnorb and toys 30:70")
+    test_elevations: Range = setting(None, TILTS, "Elevations that are held out; needs --train-elevations.",
+        "as --train-elevations")
+    n_train_views: int = setting(6, int_in(1, 1000), "Train on N azimuths.")
+    n_test_views: int = setting(6, int_in(1, 1000), "Hold out N azimuths (elevations: of all training azimuths).")
+    n_elev: int = setting(3, int_in(1, 1000), "Use N elevations in every set.")
+    n_per_combo: int = setting(5, int_in(1, 1000), "Draw N images of each training view.")
+    standardize: str = setting(None, ("none", "image"), "With image, bring each image (channel of a stereo pair) to"
+        " mean zero and unit variance.", "image, voxels none")
+
+    def dependent(self) -> dict[str, Any]:
+        found = dict(VIEWS.get(self.dataset, OF_VOXELS))
+        if (self.train_elevations is None) != (self.test_elevations is None):
+            raise SettingError("test_elevations", "give --train-elevations and --test-elevations both or none")
+        if self.train_elevations is not None and self.train_elevations != self.test_elevations:
+            azimuths = self.train_azimuths or (0.0, 360.0)
+            if self.test_azimuths not in (None, azimuths):
+                raise SettingError("test_azimuths", "elevation is held out already")
+            found["train_azimuths"] = found["test_azimuths"] = azimuths
+        return found
+
+    def check(self) -> None:
+        if (self.dataset == "smallnorb") != (self.data_dir is not None):
+            raise SettingError("data_dir", "goes with --dataset smallnorb: the folder of the six official files")
+        for name in ("n_train_views", "n_test_views", "n_elev", "n_per_combo"):
+            if not self.is_rendered and getattr(self, name) != getattr(Viewpoints, name):
+                raise SettingError(name, "applies to --dataset voxels and shapes alone")
+        if self.dataset != "shapes" and self.shapes_seed is not None:
+            raise SettingError("shapes_seed", "needs --dataset shapes")
+        if self.train_azimuths is None:  # nothing is held out
+            return
+        angle, rest = self.held_out_angle, "azimuths (modulo 360)" if self.held_out_angle == "azimuth" else "elevations"
+        if overlap(getattr(self, f"train_{angle}s"), getattr(self, f"test_{angle}s")):
+            raise SettingError(f"test_{angle}s", f"overlaps --train-{rest}")
+        n = N_CLASSES * self.n_elev * max(self.n_train_views * max(self.n_per_combo, 2), 2 * self.n_test_views)
+        if n > MAX_IMAGES:
+            raise SettingError("n_elev", f"a set of {n:,} images is above the limit of {MAX_IMAGES:,}")
+
+    @property
+    def held_out_angle(self) -> str:
+        """The angle whose range differs between training and test."""
+        return "azimuth" if self.train_elevations == self.test_elevations else "elevation"
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        return {"voxels": VOXEL_CLASSES, "shapes": SHAPE_CLASSES}.get(self.dataset, SMALLNORB_CLASSES)
+
+    @property
+    def in_channels(self) -> int:
+        return 1 if self.is_rendered else 2
+
+    @property
+    def is_rendered(self) -> bool:
+        """Whether there is a view of every angle."""
+        return self.dataset in ("voxels", "shapes")
+
+
+@dataclasses.dataclass(frozen=True)
+class Config(Viewpoints):
+    """One run. Where --lr or --n-epochs is given and the CNNs' own is not, it holds for all models."""
+
+    n_epochs: int = setting(None, int_in(1, 100_000), "Train for N passes over the training set.", "20", usual=True,
+        group="training")
+    cnn_epochs: int = setting(None, int_in(1, 100_000), "The same for the CNNs.", "20, or as --n-epochs")
+    batch_size: int = setting(32, int_in(1, 4096), "Take each step on N images.")
+    lr: float = setting(None, float_in(0, 10, above=True), "Learning rate of Adam.", "0.002", usual=True)
+    cnn_lr: float = setting(None, float_in(0, 10, above=True), "The same for the CNNs.", "0.001, or as --lr")
+    weight_decay: float = setting(1.0, float_in(0, 100),
+        "A step shrinks the weights of conv1 and the dense layers by lr * X, in all models.")
+    em_iters: int = setting(2, int_in(1, 20), "Route in N iterations.", paper="3 is the best of its table 1",
+        group="capsules")
+    em_grad: str = setting("exact", ("exact", "stop"), "Differentiate through all iterations, or through the last"
+        " M-step alone, with constant assignments and mass.")
+    variance_floor: float = setting(VARIANCE_FLOOR, float_in(1e-12, 1e6),  # below, a vote's rounding error gives NaN
+        "Add X to every variance of a routing iteration.")
+    beta_v_init: float = setting(-1.0, float_in(-10, 10),
+        "Initial beta_v. Below -log(variance floor) / 2, votes that agree activate a capsule.")
+    loss: str = setting("spread", ("spread", "cross-entropy"), "Loss of the capsules: the paper's spread loss of the"
+        " activations, or cross-entropy of the score. The CNNs always have cross-entropy.")
+    dtype: str = setting("float32", ("float32", "float64"), "Number format of all arithmetic.")
+    plain: bool = setting(False, bool, "Compute all in its plain form, without fast twins.")
+
+    def dependent(self) -> dict[str, Any]:
+        own = {"n_epochs": 20, "cnn_epochs": self.n_epochs or 20, "lr": 2e-3, "cnn_lr": self.lr or 1e-3}
+        return super().dependent() | own
+
+    @property
+    def length_is_free(self) -> bool:
+        """The margin of the spread loss depends on ``n_epochs``."""
+        return self.loss == "cross-entropy"
+
+    @property
+    def lambdas(self) -> list[float]:
+        """The inverse temperature of each iteration, 1. The paper raises it, and does not give it."""
+        return [1.0] * self.em_iters
+
+    @property
+    def n_features(self) -> int:
+        """Length of the flattened conv1 map."""
+        return (IMAGE_SIZE // 2) ** 2 * CONV_CHANNELS
+
+
+MODEL_NAMES = ("capsules", "cnn", "cnn_matched")
+
+
+@dataclasses.dataclass(frozen=True)
+class Options(RunOptions):
+    models: tuple[str, ...] = setting(MODEL_NAMES, names_of(MODEL_NAMES), "Train only these.", usual=True)
+
+
+# --- Tests and training loop ------------------------------------------------------------------------------------------
 
 DECAYED = {"conv1.w", "primary.w", "hidden.w", "out.w"}  # by weight decay: no bias, and no parameter of EM routing
 EVALUATION_BATCH = 256  # images that are classified at a time
 
 
-def forward_in_batches(model: Model, params: Params, images: Array) -> Iterator[tuple[Array, Any]]:
+def forward_in_batches(model: Network, params: Params, images: Array) -> Iterator[tuple[Array, Any]]:
     """Scores and cache of each batch of images (N, H, W, C), cropped as for a test."""
     for start in range(0, len(images), EVALUATION_BATCH):
         x = crop(images[start : start + EVALUATION_BATCH], None)
         yield model.forward(params, x.astype(params["conv1.w"].dtype, copy=False))
 
 
-def predict_scores(model: Model, params: Params, images: Array) -> Array:
+def predict_scores(model: Network, params: Params, images: Array) -> Array:
     """Class scores (N, J) of images (N, H, W, C)."""
     return np.concatenate([scores for scores, _ in forward_in_batches(model, params, images)])
 
 
-def accuracy(model: Model, params: Params, split: Split) -> float:
+def accuracy(model: Network, params: Params, split: Split) -> float:
     """Fraction of a set that is classified correctly."""
     return float((predict_scores(model, params, split.images).argmax(axis=1) == split.labels).mean())
 
@@ -986,14 +1624,14 @@ def hard_accuracy(labels: Array, answers: Array) -> float:
     return float((answers == labels)[hard].mean()) if hard.any() else math.nan
 
 
-def true_class_mass(model: Model, params: Params, split: Split) -> float:
+def true_class_mass(model: Network, params: Params, split: Split) -> float:
     """Fraction of the assigned mass that the true class has in the last iteration, mean over a set; 1/5 by chance."""
     passes = forward_in_batches(model, params, split.images)
     mass = np.concatenate([cache.routing.m_steps[-1].mass for _, cache in passes])  # (N, J)
     return float((mass[np.arange(len(mass)), split.labels] / mass.sum(axis=1)).mean())
 
 
-def evaluate(model: Model, params: Params, data: Data) -> dict[str, float]:
+def evaluate(model: Network, params: Params, data: Data) -> dict[str, float]:
     """Accuracy on the familiar and on the held-out viewpoints."""
     return {
         "familiar_accuracy": accuracy(model, params, data.familiar),
@@ -1010,7 +1648,13 @@ def of_model(name: str, config: Config) -> tuple[int, float]:
     return (config.n_epochs, config.lr) if name == "capsules" else (config.cnn_epochs, config.cnn_lr)
 
 
-def train(model: Model, config: Config, data: Data, state: TrainState, callback: Callback) -> None:
+def update(state: TrainState, grads: Params, lr: float, config: Config) -> None:
+    """One step of the optimiser."""
+    step = adamw_step if config.plain or not HAS_FAST else optimizers.adamw_step
+    step(state, [grads], lr, config.weight_decay, DECAYED)
+
+
+def train(model: Network, config: Config, data: Data, state: TrainState, callback: Callback) -> None:
     """Train ``state`` in place to the model's number of epochs. Raises UserError where the loss stops being finite."""
     n, per_epoch = len(data.train.labels), steps_per_epoch(config, data)
     n_epochs, lr = of_model(model.name, config)
@@ -1025,7 +1669,7 @@ def train(model: Model, config: Config, data: Data, state: TrainState, callback:
             scores, cache = model.forward(state.params, x.astype(config.dtype, copy=False))
             loss, dscores = model.loss(scores, data.train.labels[batch], progress)
             grads, _ = model.backward(dscores, cache)
-            adamw_step(state, [grads], lr, config.weight_decay, DECAYED)
+            update(state, grads, lr, config)
         require_finite(state, loss, per_epoch)
         state.add({"train_loss": loss}, weight=len(batch))
         state.seconds += time.perf_counter() - started
@@ -1037,16 +1681,18 @@ def train(model: Model, config: Config, data: Data, state: TrainState, callback:
 
 # --- A run from beginning to end --------------------------------------------------------------------------------------
 
+EXPERIMENT = "smallnorb_novel_viewpoint"
 
-def train_all(config: Config, data: Data, options: RunOptions = NO_OPTIONS, **more: Any) -> dict[str, TrainState]:
+
+def train_all(config: Config, data: Data, options: Any = NO_OPTIONS, **more: Any) -> dict[str, TrainState]:
     """Train the models one after the other, and return their states. ``more`` as in ``Session``."""
-    with Session(EXPERIMENT, config, make_models, options, **more) as session:
-        for model, state in session.trainings(lambda name: steps_per_epoch(config, data) * of_model(name, config)[0]):
-            train(model, config, data, state, session.after_step)
+    session = Session(EXPERIMENT, config, make_models, options, **more)
+    for model, state in session.trainings(lambda name: steps_per_epoch(config, data) * of_model(name, config)[0]):
+        train(model, config, data, state, session.after_step)
     return session.trained
 
 
-def make_result(config: Config, states: dict[str, TrainState], data: Data, threads: int = 1) -> dict[str, Any]:
+def make_result(config: Config, states: Mapping[str, TrainState], data: Data) -> dict[str, Any]:
     """The JSON of a run; accuracies are fractions, those of the last epoch."""
     models: dict[str, dict[str, Any]] = {}
     networks, tested = make_models(config), data.held_out
@@ -1055,25 +1701,25 @@ def make_result(config: Config, states: dict[str, TrainState], data: Data, threa
         models[name] = model_metrics(state, drop=familiar - held_out)
         if name == "capsules":  # on the familiar views
             models[name]["true_class_mass"] = true_class_mass(networks[name], state.params, data.familiar)
-        if config.dataset == "voxels" and config.held_out == "azimuth":
+        if config.dataset == "voxels" and config.held_out_angle == "azimuth":
             answers = predict_scores(networks[name], state.params, tested.images).argmax(axis=1)
             models[name]["hard_accuracy"] = hard_accuracy(tested.labels, answers)
-    return result_document(EXPERIMENT, config, config.dataset, models, states, "held_out_accuracy", threads)
+    return result_document(EXPERIMENT, config, config.dataset, models, states, "held_out_accuracy")
 
 
-def run(config: Config, options: RunOptions = NO_OPTIONS, **more: Any) -> dict[str, Any]:
-    """Data, trainings, result. ``more`` as in ``train_all``."""
-    with blas_threads(options.threads):
+def run(config: Config, options: Any = NO_OPTIONS, **more: Any) -> tuple[dict[str, Any], dict[str, TrainState]]:
+    """Data, trainings, tests -> the result and the states. ``more`` as in ``Session``."""
+    with workers.blas_threads(options.threads) if HAS_FAST else contextlib.nullcontext():
         data = make_data(config)
-        return make_result(config, train_all(config, data, options, **more), data, options.threads)
+        states = train_all(config, data, options, **more)
+        return make_result(config, states, data), states
 
 
 def describe(config: Viewpoints) -> str:
     """One line: what is held out."""
-    train_range, test_range = (
-        format_value(getattr(config, f"{part}_{config.held_out}s"), "Range") for part in ("train", "test")
-    )
-    return f"{config.dataset}: {config.held_out}s {test_range} held out, {train_range} trained on"
+    angle = f"{config.held_out_angle}s"
+    train_range, test_range = (text_of(getattr(config, f"{part}_{angle}"), ANGLES) for part in ("train", "test"))
+    return f"{config.dataset}: {angle} {test_range} held out, {train_range} trained on"
 
 
 def format_table(result: dict[str, Any]) -> str:
@@ -1087,20 +1733,20 @@ def format_table(result: dict[str, Any]) -> str:
 
 
 @script
-def main(argv: Sequence[str] | None = None) -> None:
+def main(argv: Sequence[str]) -> None:
     config, options, _ = parse(
-        Config, Options, argv,
-        "Train matrix capsules and two CNNs on a range of viewpoints, and test them on another.",
+        Config, Options, argv, "Train matrix capsules and two CNNs on a range of viewpoints, and test them on another.",
         [
             ("", "Three models on voxel objects, azimuths 200 to 330 degrees held out: about 5 seconds."),
             ("--train-elevations 10:35 --test-elevations 40:70", "The same with elevations held out: about 5 seconds."),
             ("--em-grad stop", "EM routing without the gradient through its iterations: about 4 seconds."),
         ],
-    )  # fmt: skip
-    result = run(config, options, names=options.models)
-    save_run(options.out_json, result, argv)
-    print(f"{describe(config)}; seed {config.seed}, {config.n_epochs} epochs\n{format_table(result)}")
+    )
+    require_own_outputs(EXPERIMENT, config, options)
+    result, states = run(config, options, names=options.models)
+    heading = f"{describe(config)}; seed {config.seed}, {config.n_epochs} epochs"
+    report(result, f"{heading}\n{format_table(result)}", options, states)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

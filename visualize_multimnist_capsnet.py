@@ -27,7 +27,7 @@ from support.figures import (  # isort: skip
     FigureOptions, Run, bare, choice_of_figures, darkened, draw_histories, figure_script, head_legend, heading,
     interval, lightened, load_or_train, make_figure, marked_answer, model_line, name_line, plural, settings_in,
     show_pictures, tested,
-)  # fmt: skip
+)
 
 import dataclasses
 import sys
@@ -45,8 +45,8 @@ from matplotlib.ticker import LogLocator, NullLocator
 
 import multimnist_capsnet as experiment
 from multimnist_capsnet import Array, Batch, Config, resolve_auto
+from support.experiment import ROOT, redeclared
 from support.results import parse_json
-from support.settings import redeclared
 
 MODELS = {"capsnet": CAPSNET, "cnn": CNN._replace(label="CNN without pooling"), "cnn_pool": POOLING}
 DIGIT_COLOURS = YELLOW, SKY  # of the first and the second digit; where both are bright their sum is white
@@ -147,14 +147,14 @@ def draw_example_pairs(run: Run) -> Figure:
     singles = [in_colour(sources[:, d], colour) for d, colour in enumerate(DIGIT_COLOURS)]
     rows = ("the network\nsees", "first digit", "second digit", "both,\nin colours")
     show_pictures(ax, np.stack([seen, *singles, in_two_colours(sources)]), rows,
-                  [both_names(run.config, labels) for labels in batch.labels[chosen]], gap=(3, 3))  # fmt: skip
+                  [both_names(run.config, labels) for labels in batch.labels[chosen]], gap=(3, 3))
     colour_rows(ax, dict(enumerate(DIGIT_COLOURS, 1)))
     return fig
 
 
 def draw_training_curves(run: Run) -> Figure:
     titles = {
-        "train_margin_loss": "margin loss, training",
+        "train_class_loss": "margin loss, training",
         "recon_mse": f"reconstruction, MSE of a pixel, {tested(run.config)}",
         "set_accuracy": f"both digits right, {tested(run.config)}",
     }
@@ -175,7 +175,7 @@ def draw_reconstructions(run: Run) -> Figure:
         rows += [in_colour(sources[:, d], colour), in_colour(pictures[:, d], colour)]
     names = ("the network\nsees", "first digit", "drawn from\nits capsule", "second digit", "drawn from\nits capsule")
     grid = show_pictures(ax, np.stack(rows), names, [both_names(run.config, two) for two in batch.labels[chosen]],
-                         gap=(8, 3))  # fmt: skip
+                         gap=(8, 3))
     colour_rows(ax, {row: DIGIT_COLOURS[(row - 1) // 2] for row in range(1, 5)})
     for (m, d), error in np.ndenumerate(np.square(pictures - sources).mean(axis=(2, 3))):
         grid.write(2 + 2 * d, m, f"{error:.3f}", color=GREY)
@@ -185,13 +185,13 @@ def draw_reconstructions(run: Run) -> Figure:
 def draw_outcomes(ax: Axes, run: Run) -> None:
     """Stacked bars: for how many of all test composites both, one or none of a model's two answers is right."""
     both, some = (np.array([state.history[metric][-1] for state in run.states.values()])
-                  for metric in ("set_accuracy", "soft_accuracy"))  # fmt: skip
+                  for metric in ("set_accuracy", "soft_accuracy"))
     names, floor = [MODELS[name].short for name in run.states], np.zeros(len(both))
     outcomes = (("both right", GREEN, both), ("one right", GREY, some - both), ("none", VERMILLION, 1 - some))
     for text, colour, fractions in outcomes:
         bars = ax.bar(names, fractions, 0.7, floor, color=lightened(colour, 0.5), label=text, zorder=2)
         ax.bar_label(bars, [f"{100 * fraction:.0f} %" for fraction in fractions], label_type="center",
-                     bbox={"facecolor": "white", "edgecolor": "none", "pad": 1})  # fmt: skip
+                     bbox={"facecolor": "white", "edgecolor": "none", "pad": 1})
         floor = floor + fractions
     heading(ax, f"{len(run.data.test.labels):,} {tested(run.config)} composites")
     ax.set(ylim=(-0.04, 1.04), yticks=[])
@@ -207,7 +207,7 @@ def draw_capsule_activations(run: Run) -> Figure:
     head_legend(fig, [
         Patch(facecolor="white", edgecolor=VERMILLION, linewidth=1.8, label="a digit that is there"),
         Patch(facecolor=BLUE, label="the longest two: the answer"),
-    ])  # fmt: skip
+    ])
     sides: Any = fig.subfigures(1, 2, width_ratios=(2.6, 1))
     axes = sides[0].subplots(4, 3, height_ratios=(1, 1.4) * 2)
     for m, k in enumerate(varied(batch.labels, np.arange(len(batch.labels)), 6)):
@@ -216,7 +216,7 @@ def draw_capsule_activations(run: Run) -> Figure:
         show_pictures(image, batch.images[None, None, k])
         text, colour = marked_answer(predicted.hits[k] == 2, both_names(config, answers))
         image.text(1.12, 0.5, f"true: {both_names(config, labels)}\n{text}", color=colour, va="center",
-                   transform=image.transAxes, in_layout=False)  # fmt: skip
+                   transform=image.transAxes, in_layout=False)
         colours = [BLUE if j in answers else lightened(BLUE, 0.35) for j in range(config.n_classes)]
         bars.bar(range(config.n_classes), predicted.lengths[k], 0.66, color=colours, zorder=2)
         bars.set(ylim=(0, 1), yticks=[0, 0.5, 1], ylabel="length" if m % 3 == 0 else "")
@@ -224,7 +224,7 @@ def draw_capsule_activations(run: Run) -> Figure:
         bars.grid(False, axis="x")
         for j in labels:
             bars.add_patch(Rectangle((j - 0.46, 0), 0.92, 1.0, fill=False, edgecolor=VERMILLION, linewidth=1.8,
-                                     zorder=3, clip_on=False))  # fmt: skip
+                                     zorder=3, clip_on=False))
             bars.get_xticklabels()[j].set(color=VERMILLION, fontweight="bold")
     draw_outcomes(sides[1].subplots(), run)
     return fig
@@ -242,9 +242,9 @@ def draw_overlay(run: Run) -> Figure:
          [column for k in confused for column in ((k, batch.labels[k], ""), (k, predicted.answers[k], "✗ "))]),
         ("* second digit is not there", GREY,
          [(k, (batch.labels[k, 0], j), "* ") for k, j in zip(ghosts, absent(predicted, ghosts), strict=True)]),
-    )  # fmt: skip
+    )
     fig = make_figure(7.3, "Two reconstructions laid over each other", f"{subtitle(run)}\nabove each column: the"
-                      " digits that are there, and those from whose capsules the second picture is drawn")  # fmt: skip
+                      " digits that are there, and those from whose capsules the second picture is drawn")
     axes = fig.subplot_mosaic("aa;bc", width_ratios=(6, 4))
     for ax, (text, colour, columns) in zip(axes.values(), banks, strict=True):
         if not columns:
@@ -255,7 +255,7 @@ def draw_overlay(run: Run) -> Figure:
         seen = np.repeat(batch.images[where][..., None], 3, axis=3)
         pictures = np.stack([seen, in_two_colours(drawn), in_two_colours(batch.sources[where])])
         names = [f"{both_names(run.config, batch.labels[k])}\n{mark}{both_names(run.config, pair)}"
-                 for k, pair, mark in columns]  # fmt: skip
+                 for k, pair, mark in columns]
         show_pictures(ax, pictures, ("input", "drawn", "true") if ax is not axes["c"] else (), names, gap=(3, 3))
         for label, mark in zip(ax.get_xticklabels(), marks, strict=True):
             label.set_color(darkened(WRONG) if mark == "✗ " else "black")
@@ -277,7 +277,7 @@ class Series(NamedTuple):
 def read_scaling(path: Path) -> dict[Series, dict[int, Array]]:
     """By series and composites seen in training, each length a training of its own: the fraction of images with both
     digits right, of each seed. The verdicts' runs (composites_N.json beside ``path``) replace others as long."""
-    found: dict[Series, dict[int, Array]] = {}
+    found, path = dict[Series, dict[int, Array]](), ROOT / path
     files = [*(Path(f"{path}#{part}") for part in parse_json(path)["parts"]), *path.parent.glob("composites_*.json")]
     for one in (one for file in files for one in settings_in(file)):
         config, runs = one["config"], one["runs"]
@@ -293,7 +293,7 @@ def read_scaling(path: Path) -> dict[Series, dict[int, Array]]:
 def draw_scaling(accuracies: Mapping[Series, Mapping[int, Array]]) -> Figure:
     """Means with intervals; a length of one seed is a hollow point."""
     fig = make_figure(4.4, "Both digits right against composites seen", f"boxes overlap by IoU ≥ {Config.min_iou:g} ·"
-                      " means and 95 % intervals over seeds; hollow: one seed")  # fmt: skip
+                      " means and 95 % intervals over seeds; hollow: one seed")
     ax, handles = fig.subplots(), []
     for k, (series, lengths) in enumerate(accuracies.items()):
         style = MODELS[series.model]
@@ -306,7 +306,7 @@ def draw_scaling(accuracies: Mapping[Series, Mapping[int, Array]]) -> Figure:
         ax.errorbar(x, means, halves, fmt="none", ecolor=style.colour, elinewidth=1.8, zorder=2)
         alone = np.array([len(values) == 1 for values in lengths.values()])
         ax.plot(x[alone], means[alone], ls="", marker=style.marker, markersize=6, markerfacecolor="white",
-                markeredgecolor=style.colour, markeredgewidth=1.5, zorder=4)  # fmt: skip
+                markeredgecolor=style.colour, markeredgewidth=1.5, zorder=4)
     head_legend(fig, handles, n_rows=-(-len(handles) // 3))
     ax.axhline(PAPER_ACCURACY, **REFERENCE_LINE)
     name_line(
@@ -326,7 +326,7 @@ def draw_scaling(accuracies: Mapping[Series, Mapping[int, Array]]) -> Figure:
 OF_RUN = {
     "example_pairs": draw_example_pairs, "training_curves": draw_training_curves,
     "reconstructions": draw_reconstructions, "capsule_activations": draw_capsule_activations, "overlay": draw_overlay,
-}  # fmt: skip
+}
 OF_RESULTS = {"scaling": lambda: draw_scaling(read_scaling(SCALING_RESULTS))}
 N_COLOURS = {"reconstructions": 255, "overlay": 255}  # of the palettes of large pictures
 
@@ -346,13 +346,13 @@ main = figure_script(
     experiment.EXPERIMENT, Config, Options,
     "Draw the figures of the MultiMNIST experiment, from a checkpoint or after training its models.",
     [
-        ("--checkpoint run.safetensors", "All figures of these networks: about 9 seconds."),
+        ("--checkpoint run.npz", "All figures of these networks: about 9 seconds."),
         ("", "All figures, after training the three models for four epochs: about 7 minutes."),
         ("--figures scaling", "Accuracy against the length of training, from committed results: about 2 seconds."),
     ],
     trained, OF_RUN, OF_RESULTS, N_COLOURS,
-)  # fmt: skip
+)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -24,7 +24,7 @@ from support.figures import (  # isort: skip
     FigureOptions, Run, accuracy_axis, bare, choice_of_figures, darkened, draw_histories, evenly_spaced_indices,
     figure_script, grey_levels, head_legend, heading, lightened, load_or_train, make_figure, model_handles,
     plot_band, show_pictures, with_minus_sign,
-)  # fmt: skip
+)
 
 import dataclasses
 import sys
@@ -40,8 +40,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 
 import smallnorb_novel_viewpoint as experiment
-from smallnorb_novel_viewpoint import Array, Config, Data, Range, Split
-from support.run import Stream, generator
+from smallnorb_novel_viewpoint import Array, Config, Data, Range, Split, Stream, generator
 
 MODELS = {"capsules": EM_CAPSULES, "cnn": SMALL_CNN, "cnn_matched": CNN}
 TRAINED, HELD_OUT = GREEN, PURPLE  # ranges of viewpoints
@@ -63,7 +62,7 @@ def shade_range(ax: Axes, span: Range, colour: str, text: str) -> None:
     ax.annotate(
         text, ((a + b) / 2, 1), xycoords=("data", "axes fraction"), xytext=(0, 3), textcoords="offset points",
         ha="center", va="bottom", color=darkened(colour), fontweight="bold",
-    )  # fmt: skip
+    )
 
 
 def degrees(span: Range, *, circular: bool) -> str:
@@ -76,11 +75,11 @@ def degrees(span: Range, *, circular: bool) -> str:
 
 def subtitle(config: Config, who: str = "") -> str:
     """What every figure says of its run: data set, what is held out, and the seed or what else is shown."""
-    seen, unseen = (getattr(config, f"{part}_{config.held_out}s") for part in ("train", "test"))
-    circular = config.held_out == "azimuth"
-    ranges = f"held-out {config.held_out}s {degrees(unseen, circular=circular)}, trained on"
+    seen, unseen = (getattr(config, f"{part}_{config.held_out_angle}s") for part in ("train", "test"))
+    circular = config.held_out_angle == "azimuth"
+    ranges = f"held-out {config.held_out_angle}s {degrees(unseen, circular=circular)}, trained on"
     return (f"{DATASET_NAMES[config.dataset]} · {ranges} {degrees(seen, circular=circular)}"
-            f" · {who or f'seed {config.seed}'}")  # fmt: skip
+            f" · {who or f'seed {config.seed}'}")
 
 
 # --- What is drawn: views chosen from a finished run ------------------------------------------------------------------
@@ -194,18 +193,17 @@ N_SHOWN_SHAPES = 20
 def draw_shapes() -> Figure:
     """Five shapes of each of four reported seeds; below, two of the first seed from trained and held-out azimuths."""
     n_seeds = N_SHOWN_SHAPES // experiment.N_CLASSES
-    defaults = Config.defaults({"dataset": "shapes"}) | {"dataset": "shapes", "standardize": "none"}
-    configs = [Config(**defaults | {"seed": 200 + s}) for s in range(n_seeds)]
+    configs = [Config(dataset="shapes", standardize="none", seed=200 + s) for s in range(n_seeds)]
     labels, angle = np.arange(experiment.N_CLASSES), np.ones(experiment.N_CLASSES)
     low, high = configs[0].train_azimuths
     elevation = float(np.mean(configs[0].train_elevations))
     shapes = [experiment.voxel_split(c, labels, angle * (low + high) / 2, angle * elevation, None).images
-              for c in configs]  # fmt: skip
+              for c in configs]
     fig = make_figure(
         4.75, "Drawn shapes: other objects for every seed",
         f"seeds {configs[0].seed} to {configs[-1].seed}, elevation {elevation:g}°; azimuths are counted from where the"
         " trained range begins",
-    )  # fmt: skip
+    )
     axes = fig.subplot_mosaic("aa;bc", height_ratios=(1.0, 1.15))
     pictures = np.concatenate(shapes)[..., 0]
     show_pictures(axes["a"], pictures.reshape(2, -1, *pictures.shape[1:]), gap=(2, 2))
@@ -213,7 +211,7 @@ def draw_shapes() -> Figure:
     for key, (part, word, colour) in zip("bc", RANGES, strict=True):
         azimuths = experiment.evenly_spaced(getattr(configs[0], f"{part}_azimuths"), 6)
         views = [experiment.voxel_split(configs[0], np.full(6, k), azimuths, np.full(6, elevation), None).images[..., 0]
-                 for k in (0, 1)]  # fmt: skip
+                 for k in (0, 1)]
         names = ("shape 1", "shape 2") if part == "train" else ()
         grid = show_pictures(axes[key], np.stack(views), names, [f"{a % 360:.4g}°" for a in azimuths])
         for k, m in np.ndindex(2, 6):
@@ -232,7 +230,7 @@ def draw_training_curves(run: Run) -> Figure:
 
 def half_turn_line(ax: Axes, config: Config) -> list[Line2D]:
     """The accuracy on held-out azimuths of a network that knows nothing of viewpoints; an empty list elsewhere."""
-    if config.dataset != "voxels" or config.held_out != "azimuth":
+    if config.dataset != "voxels" or config.held_out_angle != "azimuth":
         return []
     return [ax.axhline(HALF_TURN, color=GREY, linewidth=1.1, linestyle=(0, (5, 2)), zorder=1, label=HALF_TURN_NAME)]
 
@@ -247,7 +245,7 @@ def draw_extrapolation_bars(run: Run) -> Figure:
         colours = [style.colour, lightened(style.colour, 0.3)]
         bars = ax.bar([k - 0.16, k + 0.16], both, 0.3, color=colours, edgecolor=style.colour, zorder=2)
         ax.bar_label(bars, [f"{value:.3f}" for value in both], padding=2, zorder=5,
-                     bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5})  # fmt: skip
+                     bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5})
         names.append(f"{style.label}\ndrop {with_minus_sign(f'{both[0] - both[1]:.3f}')}")
     ax.set_xticks(range(len(names)), names, fontweight="bold")
     ax.set(xlim=(-0.5, len(names) - 0.35), ylim=(0, 1.1))
@@ -277,7 +275,7 @@ def draw_azimuth_accuracy(run: Run) -> Figure:
     ax = fig.subplots()
     accuracy_axis(ax, "accuracy", CHANCE)
     head_legend(fig, [*model_handles(MODELS[name] for name in accuracy), *half_turn_line(ax, config)])
-    if config.held_out == "azimuth":
+    if config.held_out_angle == "azimuth":
         shade_range(ax, config.train_azimuths, TRAINED, "trained on")
         shade_range(ax, config.test_azimuths, HELD_OUT, "held out")
     else:
@@ -310,7 +308,7 @@ def draw_class_poses(run: Run) -> Figure:
     limit = float(np.percentile(np.abs(cache.mu), 96))  # a few large entries would make all others pale
     fig = make_figure(5.85, "Pose matrices of the class capsules", subtitle(config, run.who)
                       + "\nred: positive entries, blue: negative; numbers: the score of each class; framed: the answer,"
-                      " green where it is right")  # fmt: skip
+                      " green where it is right")
     poses = cache.mu.reshape(len(scores), n, experiment.POSE_SIDE, experiment.POSE_SIDE)
     for b, (ax, (_, word, colour)) in enumerate(zip(fig.subplots(1, 2), RANGES, strict=True)):
         rows = np.arange(b, len(scores), 2)  # of the views
@@ -318,7 +316,7 @@ def draw_class_poses(run: Run) -> Figure:
         grid = show_pictures(
             ax, np.concatenate([image, pose_pictures(poses[rows], limit, side)], axis=1),
             config.classes if b == 0 else (), ("image", *config.classes), gap=(9, 2), interpolation="nearest",
-        )  # fmt: skip
+        )
         heading(ax, f"{word}: azimuth {views.azimuths[b] % 360:g}°, elevation {views.elevations[b]:g}°", colour)
         for k, v in enumerate(rows):
             answer = int(scores[v].argmax())
@@ -337,7 +335,7 @@ def draw_routing_assignments(run: Run) -> Figure:
     shown = evenly_spaced_indices(len(iterations), 3)
     fig = make_figure(5.6, f"EM routing of one {config.classes[k]}", subtitle(config, run.who)
                       + "\nassignment $r_{ij}$ of each primary capsule (row: its activation) to each class (column: its"
-                      " score), even at first; framed: the true class")  # fmt: skip
+                      " score), even at first; framed: the true class")
     axes = fig.subplots(2, 1 + len(shown), width_ratios=(0.7, *(1 for _ in shown)))
     for b, ((image, *maps), (_, word, colour)) in enumerate(zip(axes, RANGES, strict=True)):
         v = 2 * k + b
@@ -348,7 +346,7 @@ def draw_routing_assignments(run: Run) -> Figure:
         for ax, t in zip(maps, shown, strict=True):
             drawn = ax.imshow(iterations[t][v], cmap="cividis", vmin=0, vmax=1, aspect="auto")
             ax.add_patch(Rectangle((k - 0.5, -0.5), 1, n_in, fill=False, edgecolor=VERMILLION, linewidth=2.2,
-                                   clip_on=False))  # fmt: skip
+                                   clip_on=False))
             ax.set_title(f"iteration {t + 1}")
             ax.set_yticks(range(n_in), [f"{a:.2f}" for a in cache.a_in[v]])
             ends = [f"\n{score:.2f}" if t == shown[-1] else "" for score in scores[v]]
@@ -392,11 +390,11 @@ main = figure_script(
     [
         ("", "All figures, after training the three models: about 20 seconds."),
         ("--standardize image", "The same of the reported settings, all 60 seeds: about 5 minutes."),
-        ("--checkpoint run.safetensors", "All figures of these networks: about 15 seconds."),
+        ("--checkpoint run.npz", "All figures of these networks: about 15 seconds."),
     ],
     trained, OF_RUN, OF_RESULTS, N_COLOURS,
-)  # fmt: skip
+)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

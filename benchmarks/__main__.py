@@ -5,18 +5,17 @@ from __future__ import annotations
 import dataclasses
 import shlex
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks import conv_matrix_capsules as matrix_capsules
 from benchmarks import multimnist, scaling, smallnorb
 from benchmarks.measure import Step, in_fresh_process, interleave, time_and_peak, version_of
-from support.output import print_message
+from fast.workers import blas_threads
+from smallnorb_novel_viewpoint import OUTPUT, SettingError, Settings, int_in, parse, print_message, script, setting
 from support.result_tables import plain_table
 from support.results import environment, save_result
-from support.script import script
-from support.settings import SettingError, int_in, output_path, parse, setting
 
 OURS = "numpy"
 Build = Callable[..., Step]
@@ -74,56 +73,49 @@ def candidates(name: str, threads: int) -> dict[str, tuple[Build, dict[str, Any]
 
 def measure(repetitions: int, threads: int, only: str | None = None) -> dict[str, Any]:
     """All tables, or those of one experiment."""
-    import threadpoolctl
-
     for package in ("torch", "jax"):
         if not version_of(package):
-            print_message(f"{package} is not installed, its rows are left out: pip install -r requirements-bench.txt")
+            print_message(f"{package} is not installed, its rows are left out: pip install torch jax")
     names = [name for name in MODULES if only in (None, name)]
-    with threadpoolctl.threadpool_limits(threads):
+    with blas_threads(threads):
         return {
             name: compare(candidates(name, threads), max(3, repetitions // 4) if name == SLOW else repetitions)
             for name in names
         }
 
 
-# fmt: off
 @dataclasses.dataclass(frozen=True)
-class Config:
+class Config(Settings):
     repetitions: int = setting(60, int_in(1, 10_000), "Time every step in N rounds.", usual=True)
     only: str | None = setting(None, tuple(MODULES), "Time one experiment.", usual=True)
-    scaling: bool = setting(False, bool, "Time our steps alone, with 1 and N threads, against batch size and width and"
-        " at the papers' sizes.", usual=True)
-
-    def check(self, given: Mapping[str, Any]) -> None:
-        if self.scaling and self.only:
-            raise SettingError("scaling", "not together with --only")
 
 
 @dataclasses.dataclass(frozen=True)
-class Options:
-    out: Path = setting(Path("results/benchmarks/steps.json"), output_path, "File of the result.", usual=True,
+class Options(Settings):
+    scaling: bool = setting(False, bool, "Time our steps alone, with 1 and N threads, against batch size and width and"
+        " at the papers' sizes.", usual=True)
+    out: Path = setting(None, OUTPUT, "File of the result.", usual=True,
         shown="results/benchmarks/steps.json, with --scaling scaling.json")
     threads: int = setting(2, int_in(1, 1024), "Use N threads.", usual=True)
-    # fmt: on
 
-    @classmethod
-    def defaults(cls, given: Mapping[str, Any]) -> dict[str, Any]:
-        return {"out": cls.out.with_name("scaling.json")} if "scaling" in given else {}
+    def dependent(self) -> dict[str, Any]:
+        return {"out": Path("results", "benchmarks", f"{'scaling' if self.scaling else 'steps'}.json")}
 
 
 @script
-def main(argv: Sequence[str] | None = None) -> None:
+def main(argv: Sequence[str]) -> None:
     config, options, _ = parse(
         Config, Options, argv,
         "Time training steps, their matrix products alone, and the same networks in PyTorch and JAX.",
         epilog="The times are printed, and go to the file of --out.",
-    )  # fmt: skip
-    if config.scaling:
+    )
+    if options.scaling and config.only:
+        raise SettingError("scaling", "not together with --only")
+    if options.scaling:
         tables = scaling.measure(config.repetitions, options.threads)
     else:
         tables = measure(config.repetitions, options.threads, config.only)
-    command = shlex.join(["python", "-m", "benchmarks", *(sys.argv[1:] if argv is None else argv)])
+    command = shlex.join(["python", "-m", "benchmarks", *argv])
     machine = environment(options.threads) | {"pytorch": version_of("torch"), "jax": version_of("jax")}
     save_result(options.out, {"command": command, "environment": machine, "tables": tables})
     for name in tables:
@@ -131,4 +123,4 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

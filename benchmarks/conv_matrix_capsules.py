@@ -12,7 +12,7 @@ from benchmarks.measure import Step, torch_adam_step
 from fast.optimizers import adamw_step
 from fast.workers import Workers
 from more import conv_matrix_capsules as experiment
-from support.run import init_state
+from smallnorb_novel_viewpoint import init_state
 
 Array = np.ndarray
 N_CLASSES = 10

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from support.figures import BLUE, GREY, NO_SETTINGS, OutOptions, bare, figure_script, lightened, make_figure  # isort: skip
+from support.experiment import ROOT
+
+from support.figures import BLUE, GREY, NoSettings, OutOptions, bare, figure_script, lightened, make_figure  # isort: skip
 
 import sys
-from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
 
 from evidence.report import read_result
 
-STEPS = Path("results/benchmarks/steps.json")
+STEPS = ROOT / "results/benchmarks/steps.json"
 NETWORKS = {
     "multimnist": "CapsNet", "smallnorb": "dense matrix capsules", "matrix_capsules": "convolutional matrix capsules",
-}  # fmt: skip
+}
 FORMS = {  # of a step, by their names in the tables
     "numpy": "numpy", "PyTorch eager": "PyTorch",
     "torch.compile, fused Adam, channels-last": "PyTorch, compiled", "JAX, jit": "JAX",
-}  # fmt: skip
+}
 
 
 def draw_steps(tables: dict[str, Any]) -> Figure:
@@ -42,11 +43,11 @@ def draw_steps(tables: dict[str, Any]) -> Figure:
 
 
 main = figure_script(
-    "speed", NO_SETTINGS, OutOptions, "Draw training steps as DIR/speed/steps.png.",
+    "speed", NoSettings, OutOptions, "Draw training steps as DIR/speed/steps.png.",
     [("", "The picture of the committed times: about 3 seconds.")],
     lambda *_: read_result(STEPS)["tables"], {"steps": draw_steps},
-)  # fmt: skip
+)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -20,7 +20,7 @@ from benchmarks import conv_matrix_capsules, multimnist, smallnorb
 from benchmarks.measure import Step
 from fast import field_em
 from more import conv_matrix_capsules as conv
-from support.run import init_state
+from smallnorb_novel_viewpoint import init_state
 
 Params = dict[str, Any]
 

@@ -42,7 +42,7 @@ def time_and_peak(build: Callable[..., Step], repetitions: int, **arguments: Any
     fresh one. Linux alone."""
     seconds = interleave({"step": build(**arguments)}, repetitions, warm_up=1)["step"]
     # Not ru_maxrss, which a child takes over from its parent.
-    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text("utf-8").splitlines())
     return seconds, int(status["VmHWM"].split()[0]) / 1024
 
 
@@ -74,7 +74,7 @@ def products_step(shapes: Sequence[tuple[Shape, Shape]]) -> Step:
 def torch_adam_step(
     network: Any, loss: Callable[[Any, Any], Any], x: Any, layers: Sequence[Any], threads: int = 2,
     compiled: bool = False, fused: bool = False, bfloat16: bool = False, channels_last: bool = False,
-) -> Step:  # fmt: skip
+) -> Step:
     """A step of PyTorch's Adam on ``loss(network, x)``, by autograd. ``bfloat16``: under autocast; ``channels_last``:
     x and the maps of ``layers`` in the order B, H, W, C."""
     import torch

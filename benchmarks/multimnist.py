@@ -10,7 +10,7 @@ import numpy as np
 import multimnist_capsnet as experiment
 from benchmarks.measure import Step, products_step, torch_adam_step
 from fast.workers import Workers
-from support.run import init_state
+from multimnist_capsnet import init_state
 
 
 def problem(batch_size: int = 32, conv_channels: int = 32) -> tuple[experiment.Config, Any, experiment.Batch]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import threadpoolctl
 
 import smallnorb_novel_viewpoint as experiment
 from benchmarks.measure import Step, products_step, torch_adam_step
 from fast.optimizers import adamw_step
-from support.run import init_state
+from fast.workers import set_blas_threads
+from smallnorb_novel_viewpoint import init_state
 
 Array = np.ndarray
 
@@ -27,7 +27,8 @@ def problem(batch_size: int = 32) -> tuple[experiment.Config, Any, tuple[Array, 
 
 def numpy_step(batch_size: int = 32, threads: int | None = None) -> Step:
     """One training step: forward, loss, backward, Adam. The BLAS has ``threads`` threads, or as many as before."""
-    threadpoolctl.threadpool_limits(threads)  # as long as the process
+    if threads:
+        set_blas_threads(threads)  # as long as the process
     config, model, (x, labels) = problem(batch_size)
     state = init_state(model, config)
 
@@ -49,7 +50,7 @@ def matrix_products_step(batch_size: int = 32) -> Step:
         ((n_positions, K2), (K2, experiment.CONV_CHANNELS)),
         ((batch_size, n_features), (n_features, n_primary)),
         ((n_in, batch_size * side, side), (n_in, side, n_out * side)),
-    ])  # fmt: skip
+    ])
 
 
 def torch_step(batch_size: int = 32, **options: Any) -> Step:

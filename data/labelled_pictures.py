@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import os
 import re
 import unicodedata
 import zipfile
-import zlib
 from collections import Counter
 from collections.abc import Callable, Container, Mapping, Sequence
 from pathlib import Path
@@ -17,9 +15,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from PIL import Image
 
+from data.digit_files import IDX_NAME, KEYS, read_idx_files
+from data.files import UserError, one_line, print_message, read_text, told_as, with_progress
 from data.pictures import GREATEST, Levels, Square, array_square, in_levels, longer_side, read_square
-from support.output import UserError, one_line, print_message, progress_bar, told_as
-from support.results import read_text
+from data.places import expanded
 
 Array = np.ndarray
 Files = list[tuple[tuple[str, ...], Path]]  # each file with the names of the folders that lead to it, and its own name
@@ -60,19 +59,25 @@ class PictureSets(NamedTuple):
     levels: Levels  # which became black and white
 
 
-def read_sets(path: Path, side: int | tuple[int, int], channels: int, rng: np.random.Generator) -> PictureSets:
+def read_sets(
+    path: Path, side: int | tuple[int, int], channels: int, rng: np.random.Generator, n_train: int | None = None
+) -> PictureSets:
     """Training and test set of a folder or a .npz file; a test set that is not there is drawn, see ``picture_sets``.
+    ``n_train``: take so many of the training pictures, see ``fewer``.
 
     ``side``: that of the images in pixels, or the least and the greatest from which the one nearest to the pictures'
     own (the median of their longer sides) is taken. Raises UserError; a picture that cannot be read is left out, with a
     warning.
     """
+    path = expanded(path)
     if os.path.isdir(path):
         files = visible_files(path)
         is_idx = any(IDX_NAME.fullmatch(file.name) for _, file in files)
         source = idx_source(path, files) if is_idx else folder_source(path, files)
     else:
         source = npz_source(path)
+    if n_train:
+        source = fewer(source, n_train, rng)
     if not isinstance(side, int):
         items = source.parts[0][0]
         chosen = np.linspace(0, len(items) - 1, min(len(items), N_MEASURED)).astype(int).tolist()
@@ -82,20 +87,31 @@ def read_sets(path: Path, side: int | tuple[int, int], channels: int, rng: np.ra
     return picture_sets(parts, source.names, levels, rng)
 
 
+def fewer(source: Source, n_train: int, rng: np.random.Generator) -> Source:
+    """About ``n_train`` pictures of the training, of each class the same share, but at least one, or two where a part
+    of them becomes the test set, which comes on top. The test set that is there is left as it is."""
+    (items, labels), *test = source.parts
+    share, least = (n_train, 1) if test else (n_train / (1 - TEST_FRACTION), 2)
+    order = rng.permutation(len(labels))
+    own = [order[labels[order] == label] for label in range(len(source.names))]
+    chosen = np.sort(np.concatenate([k[: max(least, round(len(k) * share / len(labels)))] for k in own]))
+    return source._replace(parts=[([items[k] for k in chosen], labels[chosen]), *test])
+
+
 def read_all(path: Path, source: Source, side: int, channels: int) -> tuple[list[Labelled], Levels]:
     """Every picture is resized when it is read: memory depends on the number of pictures alone, not on their sizes.
     Black and white are the least and the greatest number, of any colour, of all training pictures of a kind of numbers;
     a test set that is drawn from these later is among them."""
     n = sum(len(labels) for _, labels in source.parts)
     if 4 * n * side * side * channels > MAX_BYTES:
-        raise UserError(f"{n:,} pictures of {side} x {side} pixels need more than {MAX_BYTES >> 20} MiB: take fewer, or"
-                        " a smaller --image-size")  # fmt: skip
+        raise UserError(f"{n:,} pictures of {side} x {side} pixels need more than {MAX_BYTES >> 20} MiB: take fewer"
+                        " with --n-train, or a smaller --image-size")
     known, sets = dict[str, list[float]](), list[Labelled]()
     faults, ends = dict[str, str](), list[str]()  # why pictures are left out, by their names
     for items, labels in source.parts:
         names = [str(x.relative_to(path)) if isinstance(x, Path) else f"number {k}" for k, x in enumerate(items)]
         squares, images = dict[int, Square](), dict[int, Array]()
-        for k, item in enumerate(progress_bar(items, desc="pictures")):
+        for k, item in enumerate(with_progress(items, "pictures")):
             try:
                 squares[k] = source.load(item, side, channels)
             except UserError as error:
@@ -123,7 +139,7 @@ def read_all(path: Path, source: Source, side: int, channels: int) -> tuple[list
         if n_flat > len(part.labels) / 4:
             print_message(f"warning: {n_flat:,} of {len(part.labels):,} pictures of {path}{which} span under a quarter"
                           f" of the grey levels, so that the networks see little: {remedy} --image-size, or --colour"
-                          " rgb")  # fmt: skip
+                          " rgb")
     return sets, known
 
 
@@ -221,7 +237,7 @@ def folder_source(folder: Path, files: Files) -> Source:
     below = Counter(name for paths in train.values() for name in {path.parent.name for path in paths})
     if len(same := sorted(name for name, n in below.items() if n > 1)) > 1:
         said.append(f"warning: several classes have folders {one_line(' and '.join(same), 60)}; are these the classes?"
-                    f" Then {LAYOUTS}")  # fmt: skip
+                    f" Then {LAYOUTS}")
     for line in said + [f"left out: {shown}"] * bool(shown):
         print_message(one_line(f"{folder}: {line}", 500))
     names = tuple(train)
@@ -294,42 +310,21 @@ def npz_source(path: Path) -> Source:
 
 
 NAMES = "classes.txt"
-IDX_NAME = re.compile(r".*?(train|t10k|test)[-_.](images|labels)[-_.]idx[13][-_.]ubyte(\.gz)?", re.I)
-IDX_KEYS = ("train-images", "train-labels", "t10k-images", "t10k-labels")
 
 
 def idx_source(folder: Path, files: Files) -> Source:
-    """Files of MNIST's names and format below a folder, of one set, whose pictures may have any size. EMNIST's are
-    turned upright. The names of the labels, a line each, may be in ``classes.txt``, in the folder or beside the
+    """Files of MNIST's names and format below a folder, of one set, whose pictures may have any size: see
+    ``read_idx_files``. The names of the labels, a line each, may be in ``classes.txt``, in the folder or beside the
     files."""
-    found = dict[str, Path]()
     others = [path for _, path in files if not IDX_NAME.fullmatch(path.name)]
-    for _, path in files:
-        if match := IDX_NAME.fullmatch(path.name.lower()):
-            first = found.setdefault(f"{match[1].replace('test', 't10k')}-{match[2]}", path)
-            if path not in (first, first.with_name(f"{first.name}.gz")):  # unpacked beside it
-                raise UserError(f"{folder} holds several sets, {first} and {path}: put the files of one into a folder")
     if unused := [path.name for path in others if path.name != NAMES]:
         print_message(f"{folder}: left out beside the IDX files: {len(unused):,} ({one_line(', '.join(unused))})")
-    arrays = {key: read_idx(path) for key, path in found.items()}
-    if any("emnist" in str(path.relative_to(folder)).lower() for path in found.values()):
-        print_message(f"{folder}: EMNIST's pictures lie on their side and are turned upright")
-        arrays = {key: x.swapaxes(1, 2) if x.ndim == 3 else x for key, x in arrays.items()}
-    text = next((read_text(path) for path in others if path.name == NAMES), "").lstrip("\ufeff")
-    return array_source(folder, arrays, IDX_KEYS, [line for line in text.splitlines() if line.strip()] or None)
-
-
-def read_idx(path: Path) -> Array:
-    """A file of MNIST's format, gzipped or not, told by its content: 8-bit numbers of any shape. Raises UserError."""
     try:
-        content = path.read_bytes()
-        content = gzip.decompress(content) if content[:2] == b"\x1f\x8b" else content
-        if content[:3] != bytes((0, 0, 8)):
-            raise ValueError("it is no IDX file of 8-bit numbers")
-        shape = np.frombuffer(content, ">u4", content[3], offset=4).tolist()
-        return np.frombuffer(content, np.uint8, offset=4 + 4 * len(shape)).reshape(shape)
-    except (OSError, EOFError, zlib.error, ValueError, IndexError) as error:
-        raise UserError(f"{path} cannot be read: {one_line(error)}") from error
+        arrays = read_idx_files(folder, [path for _, path in files])
+    except ValueError as error:
+        raise UserError(str(error)) from error
+    text = next((read_text(path) for path in others if path.name == NAMES), "").lstrip("\ufeff")
+    return array_source(folder, arrays, KEYS, [line for line in text.splitlines() if line.strip()] or None)
 
 
 # --- Training and test set --------------------------------------------------------------------------------------------
@@ -356,7 +351,7 @@ def picture_sets(
         if len(both := np.flatnonzero(np.isin(identities(test.images), same))):
             shown = ", ".join([test.names[k] for k in both[:3]]) + " …" * (len(both) > 3)
             print_message(f"warning: {len(both):,} of {len(test.labels):,} test pictures are in the training set too:"
-                          f" {one_line(shown)}")  # fmt: skip
+                          f" {one_line(shown)}")
         return PictureSets(names, train, test, levels)
     _, first, group, counts = np.unique(same, return_index=True, return_inverse=True, return_counts=True)
     if n := int((counts - 1).sum()):
@@ -366,7 +361,7 @@ def picture_sets(
         own = np.flatnonzero(train.labels[first] == label)
         if len(own) == 1:
             raise UserError(f"there is one picture of the class {name}, without copies, and two are needed, or a test"
-                            f" set: {LAYOUTS}")  # fmt: skip
+                            f" set: {LAYOUTS}")
         is_test[rng.permutation(own)[: max(1, round(TEST_FRACTION * len(own)))] if len(own) else []] = True
     train, test = (Labelled(train.images[k], train.labels[k]) for k in (~is_test[group], is_test[group]))
     return PictureSets(names, train, test, levels)

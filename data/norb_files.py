@@ -5,20 +5,21 @@ from __future__ import annotations
 import gzip
 import math
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, cast
 
 import numpy as np
 
-from support.output import UserError, one_line
+from data.files import UserError, one_line
+from data.places import expanded
 
 Array = np.ndarray
 
 NORB_SETS = {"training": "5x46789", "testing": "5x01235"}  # the digits are the object instances of each set
 NORB_PARTS: dict[str, tuple[int, str, tuple[int, ...]]] = {  # magic number, type and shape of an item
     "dat": (0x1E3D4C55, "u1", (2, 96, 96)), "cat": (0x1E3D4C54, "<i4", ()), "info": (0x1E3D4C54, "<i4", (4,)),
-}  # fmt: skip
+}
 NORB_CHUNK = 256  # stereo pairs decoded at a time
 NORB_ITEMS = 24_300  # of an official set; a file that claims more is not believed
 
@@ -30,8 +31,8 @@ def file_name(subset: str, part: str) -> str:
 
 def norb_path(data_dir: Path, subset: str, part: str) -> Path:
     """One file, gzipped or not. Raises UserError where neither is there."""
-    name = file_name(subset, part)
-    for path in (data_dir / name, data_dir / f"{name}.gz"):
+    name, folder = file_name(subset, part), expanded(data_dir)
+    for path in (folder / name, folder / f"{name}.gz"):
         if path.is_file():
             return path
     raise UserError(f"{data_dir} has no {name}[.gz]; --data-dir must hold the six official smallNORB files")
@@ -83,3 +84,32 @@ def read_norb(data_dir: Path, subset: str) -> tuple[Array, Array, Iterator[Array
     if not all(np.isin(column, those).all() for column, those in zip((labels, *views.T), known, strict=True)):
         raise UserError(f"{cat} or {info} is damaged, or the {subset} files are those of the other set: fetch both")
     return labels, views, stream_norb(dat, "dat", len(labels))
+
+
+Keep = Callable[[Array, Array], Array]  # azimuths and elevations (N,), in degrees -> which pairs are wanted (N,)
+
+
+def read_views(
+    data_dir: Path, subset: str, objects: Sequence[int] | None, keep: Keep
+) -> tuple[Array, Array, Array, Array, Array]:
+    """The wanted pairs of an official set, of the ``objects`` of each class that are named by their instance numbers
+    (None: all): images (N, 48, 48, 2), 2x2 means of 0 to 255; classes (N,); azimuths and elevations (N,) in degrees;
+    and (N,) which object of its class in which lighting, as one number."""
+    labels, views, chunks = read_norb(data_dir, subset)  # views: instance, elevation, azimuth, lighting
+    elevations, azimuths = 30.0 + 5.0 * views[:, 1], 10.0 * views[:, 2]
+    wanted = keep(azimuths, elevations)
+    if objects is not None:
+        wanted &= np.isin(views[:, 0], objects)
+    images, start = [], 0
+    for pairs in chunks:
+        images.append(shrink(pairs[wanted[start : start + len(pairs)]]))
+        start += len(pairs)
+    lit_objects = 6 * views[wanted, 0] + views[wanted, 3]
+    return np.concatenate(images), labels[wanted].astype(np.intp), azimuths[wanted], elevations[wanted], lit_objects
+
+
+def shrink(pairs: Array) -> Array:
+    """Stereo pairs (N, 2, 96, 96) uint8 -> (N, 48, 48, 2) float32, 2x2 means. [Hinton 2018, sec. 5]"""
+    n, eyes, height, width = pairs.shape
+    small = pairs.reshape(n, eyes, height // 2, 2, width // 2, 2).mean(axis=(3, 5), dtype=np.float32)
+    return np.ascontiguousarray(small.transpose(0, 2, 3, 1))

@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from PIL import Image, ImageOps
 
-from support.output import UserError, one_line
+from data.files import UserError, one_line
+from data.places import expanded
 
 Array = np.ndarray
 
@@ -33,7 +34,7 @@ def opened(path: Path) -> Iterator[Any]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            with Image.open(path) as image:
+            with Image.open(expanded(path)) as image:
                 if image.width * image.height > MAX_PIXELS:
                     raise ValueError(f"it has {image.width:,} x {image.height:,} pixels, more than {MAX_PIXELS:,}")
                 yield image
@@ -136,7 +137,7 @@ def in_levels(what: object, square: Square, levels: Levels) -> Array:
     (low, high), greatest = levels[square.kind], square.extremes[1]
     if greatest - low > 4 * (high - low):  # 0 to 255 after a training with 0 to 1
         raise UserError(f"{what} has values up to {greatest:g}, and those of the training up to {high:g}: scale both"
-                        " alike")  # fmt: skip
+                        " alike")
     return np.rint(np.clip((square.pixels - low) * (255 / max(high - low, 1e-30)), 0, 255)).astype(np.uint8)
 
 

@@ -11,8 +11,8 @@ HALF_WIDTH = 0.7  # of a shape along the longest side of its box, in units of ha
 MIN_DISTANCE = 0.3  # between two shapes in the same units: two standard deviations of a drawn cell are 0.27
 
 
-def draw_shapes(rng: np.random.Generator, n: int) -> tuple[Array, Array]:
-    """``n`` shapes as points, a cell each, (n, Q, 3) and a mask (n, Q) over the padding. y is the vertical axis.
+def draw_shapes(rng: np.random.Generator, n: int) -> list[Array]:
+    """``n`` shapes, each as points (Q, 3), a cell each. y is the vertical axis.
 
     A shape differs by ``MIN_DISTANCE`` from itself after a quarter and after half a turn about y, and from the others
     at every quarter turn. (Other turns bring no rods along x and z onto such rods.) All are then turned about y by the
@@ -26,17 +26,7 @@ def draw_shapes(rng: np.random.Generator, n: int) -> tuple[Array, Array]:
         if all(distance(*pair) >= MIN_DISTANCE for pair in pairs):
             shapes.append(shape)
     start = rng.uniform(0, 360)
-    return padded([turned(shape, start) for shape in shapes])
-
-
-def padded(objects: list[Array]) -> tuple[Array, Array]:
-    """Objects, each of points (Q, 3), in one array (n, Q, 3), and a mask (n, Q) over the padding."""
-    points = np.zeros((len(objects), max(map(len, objects)), 3))
-    mask = np.zeros(points.shape[:2])
-    for k, object_points in enumerate(objects):
-        points[k, : len(object_points)] = object_points
-        mask[k, : len(object_points)] = 1
-    return points, mask
+    return [turned(shape, start) for shape in shapes]
 
 
 def draw_shape(rng: np.random.Generator) -> Array:

@@ -32,10 +32,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from data.files import atomic_write, print_message, told_as
 from data.norb_files import NORB_PARTS, file_name, norb_header
+from data.places import cache_folder, expanded
 from fast.workers import Workers, default_threads
-from support.output import atomic_write, print_message, progress_bar, told_as
-from support.run import Stream, generator
 
 Array = np.ndarray
 Point = Sequence[float] | Array
@@ -57,7 +57,7 @@ STEREO = 2.5  # degrees: each camera's angle from the middle of both
 LAMPS = np.array([[-0.6, -0.3, 0.9], [0.6, -0.35, 0.9], [-0.2, 0.55, 0.95], [0.1, -0.7, 0.9]])
 LAMPS /= np.linalg.norm(LAMPS, axis=1, keepdims=True)
 BRIGHTNESS = np.array([[0.6, 0.6, 0.4, 0.4], [1.3, 0.1, 0.3, 0.2], [0.1, 1.3, 0.3, 0.2],
-                       [0.3, 0.3, 1.1, 0.2], [0.3, 0.2, 0.1, 1.3], [0.8, 0.1, 0.7, 0.6]])  # fmt: skip
+                       [0.3, 0.3, 1.1, 0.2], [0.3, 0.2, 0.1, 1.3], [0.8, 0.1, 0.7, 0.6]])
 GROUND = np.array([226, 203, 212, 230, 180, 190])  # grey level of the ground in each lighting
 SKY = 1.5  # light from everywhere, in units of BRIGHTNESS
 SHADOW_SIDE, SHADOW_HALF = 64, 1.05  # cells and half width of the map of shadows; a toy is about 1 wide
@@ -391,9 +391,14 @@ def reach(toy: Toy, directions: Array) -> Array:
     return np.where(kinds == "box", along.sum(axis=2), np.where(kinds == "cone", cone, ball))
 
 
+def generator(seed: int, *key: int) -> np.random.Generator:
+    """One of the independent random streams of a seed: the first of the key is 0 for toys, 2 for the order."""
+    return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=key))
+
+
 def make_toy(category: int, instance: int, seed: int = 0) -> Toy:
     """It depends on nothing but the three numbers."""
-    rng = generator(seed, Stream.DATA, *b"toy", category, instance)
+    rng = generator(seed, 0, *b"toy", category, instance)
     toy = toy_of(BUILDERS[category](rng))
     half = reach(toy, np.eye(3))  # (S, 3)
     low, high = (toy.centres - half).min(axis=0), (toy.centres + half).max(axis=0)  # (3,) the box round the toy
@@ -645,7 +650,7 @@ def shuffled_views(subset: str, seed: int) -> Array:
     views = np.indices(counts).reshape(4, -1).T
     views[:, 0] = np.array(INSTANCES[subset])[views[:, 0]]
     views[:, 2] *= 2
-    rng = generator(seed, Stream.SHUFFLE, *subset.encode())
+    rng = generator(seed, 2, *subset.encode())
     order = np.stack([rng.permutation(len(views)) for _ in CATEGORIES], axis=1)  # (views, 5)
     categories = np.broadcast_to(np.arange(len(CATEGORIES)), order.shape)
     return np.concatenate([categories[..., None], views[order]], axis=2).reshape(-1, 5)
@@ -654,6 +659,7 @@ def shuffled_views(subset: str, seed: int) -> Array:
 def write_toy_norb(folder: Path, seed: int = 0, threads: int | None = None) -> None:
     """Write the six files, or none of them; no bit depends on ``threads``. Raises UserError where they cannot be
     written."""
+    folder = expanded(folder)
     views = {subset: shuffled_views(subset, seed) for subset in INSTANCES}
     toys = [(subset, instance) for subset, instances in INSTANCES.items() for instance in instances]
     jobs = [(subset, category, instance) for subset, instance in toys for category in range(len(CATEGORIES))]
@@ -667,7 +673,6 @@ def write_toy_norb(folder: Path, seed: int = 0, threads: int | None = None) -> N
             files[subset, "info"].write(norb_header("info", len(rows)) + rows[:, 1:].astype("<i4").tobytes())
             starts[subset] = files[subset, "dat"].write(norb_header("dat", len(rows)))
         workers = stack.enter_context(Workers(threads or default_threads()))
-        bar = stack.enter_context(progress_bar(total=len(jobs), desc="toys", unit="toy"))
 
         def draw(job: tuple[str, int, int]) -> None:
             subset, category, instance = job
@@ -678,7 +683,6 @@ def write_toy_norb(folder: Path, seed: int = 0, threads: int | None = None) -> N
                     _, _, elevation, azimuth, lighting = rows[item]
                     file.seek(starts[subset] + int(item) * 2 * SIDE * SIDE)
                     file.write(images[elevation, azimuth // 2, lighting].data)
-                bar.update()
 
         workers.map(draw, jobs)
         for file in files.values():  # all are on the disk before the first takes its name
@@ -689,14 +693,16 @@ def write_toy_norb(folder: Path, seed: int = 0, threads: int | None = None) -> N
 # --- The cache --------------------------------------------------------------------------------------------------------
 
 
-def cached_toys(cache: Path, seed: int) -> Path:
-    """The folder below ``cache`` with the whole set of a seed, drawn unless it is there. Its name has a fingerprint of
-    this file, so that another version is drawn anew. Of all sets only the ``KEPT_SETS`` used last are kept.
-    Raises UserError where it cannot be written."""
+def cached_toys(cache: Path | None, seed: int) -> Path:
+    """The folder below ``cache``, or that of ``cache_folder``, with the whole set of a seed, drawn unless it is there.
+    Its name has a fingerprint of this file, so that another version is drawn anew. Of all sets only the ``KEPT_SETS``
+    used last are kept. Raises UserError where it cannot be written."""
+    with told_as("cannot draw toys"):
+        cache = expanded(cache) if cache else cache_folder()
     folder = cache / f"toys-{hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:8]}-{seed}"
     with told_as(f"cannot write {cache}"):
         cache.mkdir(parents=True, exist_ok=True)
-        lock = (cache / "toys.lock").open("w")
+        lock = (cache / "toys.lock").open("wb")
     with lock:
         with contextlib.suppress(ImportError):  # on Windows
             import fcntl

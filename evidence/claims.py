@@ -62,7 +62,6 @@ class Claim(NamedTuple):
     conditions: tuple[Condition, ...]
 
 
-# fmt: off
 CLAIMS: tuple[Claim, ...] = (
     Claim(
         "Matrix capsules generalise better than a CNN to new azimuths",
@@ -184,7 +183,6 @@ CLAIMS: tuple[Claim, ...] = (
         ),
     ),
 )
-# fmt: on
 
 
 def listed(source: str) -> set[Condition]:
@@ -292,7 +290,7 @@ def make_claims(claims: Sequence[Claim], read: Callable[[str], Json | None]) -> 
                 entry |= {"n": sample["n"], **means, **ends, "verdict": verdict_of(sample, c.tolerance)}
             conditions.append(entry)
         entries.append({"claim": claim.text, "paper": claim.paper, "page": claim.page,
-                        "verdict": count_words(conditions), "conditions": conditions})  # fmt: skip
+                        "verdict": count_words(conditions), "conditions": conditions})
     return {"command": "python -m evidence.report --claims", "n_looks": n_looks, "claims": entries}
 
 

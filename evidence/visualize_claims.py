@@ -10,10 +10,12 @@ differences are larger than the others have an axis of their own.
 
 from __future__ import annotations
 
+from support.experiment import ROOT
+
 from support.figures import (  # isort: skip
-    BLUE, GREEN, GREY, NO_SETTINGS, VERMILLION, OutOptions, darkened, figure_script, head_legend, lightened,
+    BLUE, GREEN, GREY, NoSettings, VERMILLION, OutOptions, darkened, figure_script, head_legend, lightened,
     make_figure, plural, with_minus_sign,
-)  # fmt: skip
+)
 
 import sys
 import textwrap
@@ -77,7 +79,7 @@ def draw_claims(axes: Sequence[Axes], claims: Sequence[dict[str, Any]], n_looks:
             if c["low"] is not None:
                 half, at = 100 * plain_half_width(c, n_looks), 100 * c["difference"]
                 ax.plot([100 * c["low"], 100 * c["high"]], [middle] * 2, color=lightened(colour, 0.55), linewidth=4.5,
-                        solid_capstyle="butt", label=f"adjusted {c['condition']}")  # fmt: skip
+                        solid_capstyle="butt", label=f"adjusted {c['condition']}")
                 ax.plot(
                     [at - half, at + half], [middle] * 2, color=colour, linewidth=1.4, label=f"plain {c['condition']}"
                 )
@@ -92,7 +94,7 @@ def draw_claims(axes: Sequence[Axes], claims: Sequence[dict[str, Any]], n_looks:
 
 def draw_verdicts(document: dict[str, Any]) -> Figure:
     ran = [claim | {"conditions": [c for c in claim["conditions"] if "difference" in c]}
-           for claim in document["claims"]]  # fmt: skip
+           for claim in document["claims"]]
     claims = [claim for claim in ran if claim["conditions"]]
     groups = [group for wide in (False, True) if (group := [c for c in claims if is_wide(c) == wide])]
     lines = [n_lines(group) for group in groups]
@@ -101,12 +103,12 @@ def draw_verdicts(document: dict[str, Any]) -> Figure:
     fig = make_figure(
         1.1 + 0.205 * sum(lines) + 0.55 * len(groups), "What the papers claim, and what is found here",
         "difference of two accuracies over the same seeds, in percentage points: right of 0 in favour of the claim",
-    )  # fmt: skip
+    )
     head_legend(fig, [
         Line2D([], [], color=GREY, linewidth=1.4, label="95 % interval"),
         Line2D([], [], color=lightened(GREY, 0.55), linewidth=4.5, label=adjusted),
         Patch(facecolor=lightened(GREEN, 0.2), label=f"equal within {BAND:g} points"),
-    ])  # fmt: skip
+    ])
     axes = fig.subplots(len(groups), 3, squeeze=False, sharey="row", width_ratios=(6.6, 2.7, 1.5), height_ratios=lines)
     for row, group in zip(axes, groups, strict=True):
         draw_claims(row, group, document["n_looks"])
@@ -119,11 +121,11 @@ def draw_verdicts(document: dict[str, Any]) -> Figure:
 
 
 main = figure_script(
-    "claims", NO_SETTINGS, OutOptions, "Draw the verdicts on the papers' claims.",
+    "claims", NoSettings, OutOptions, "Draw the verdicts on the papers' claims.",
     [("", "The picture of the committed results: about 2 seconds.")],
-    lambda *_: read_result(CLAIMS), {"verdicts": draw_verdicts}, n_colours={"verdicts": 96},
-)  # fmt: skip
+    lambda *_: read_result(ROOT / CLAIMS), {"verdicts": draw_verdicts}, n_colours={"verdicts": 96},
+)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

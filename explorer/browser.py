@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Iterator
 from typing import Any
 
-from support.output import UserError
+from smallnorb_novel_viewpoint import UserError
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 DRIVERS = ("chromedriver", "chromium.chromedriver")
@@ -43,7 +43,7 @@ def headless_browser(width: int = 1280, height: int = 900) -> Iterator[Any]:
             "headless=new", "disable-gpu", "hide-scrollbars", "disable-dev-shm-usage", "no-first-run",
             "disable-background-networking", "disable-component-update", f"user-data-dir={profile}",
             "host-resolver-rules=MAP * ~NOTFOUND", f"window-size={width},{height}",
-        ):  # fmt: skip
+        ):
             options.add_argument(f"--{flag}")
         if hasattr(os, "geteuid") and os.geteuid() == 0:
             options.add_argument("--no-sandbox")  # Chromium refuses to start as root with it

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Write explorer.html: one page, without a server or a network, in which a person tries two capsule networks.
 
-    python -m explorer.make_explorer --multimnist multimnist.safetensors --viewpoint viewpoint.safetensors
+    python -m explorer.make_explorer --multimnist multimnist.npz --viewpoint viewpoint.npz
 
 The page holds the weights of two capsule networks and of two CNNs, and their forward passes in JavaScript
 (``explorer/page/``). In it one draws two digits and sees which capsules find them and what a CNN says, follows the
@@ -32,15 +32,26 @@ from scipy import ndimage
 import multimnist_capsnet as digits
 import smallnorb_novel_viewpoint as viewpoint
 from fast.workers import Workers, default_threads
-from support.checkpoints import load_checkpoint
+from smallnorb_novel_viewpoint import (
+    FOLDER,
+    INPUT,
+    OUTPUT,
+    RunOptions,
+    SettingError,
+    Settings,
+    Stream,
+    UserError,
+    generator,
+    parse,
+    print_message,
+    script,
+    setting,
+    settings_of,
+)
+from support.experiment import ROOT, load_checkpoint, require_writable
 from support.figures import DATASET_NAMES, load_finished, with_reported_seed, write_if_changed
-from support.output import ROOT, UserError, print_message
 from support.results import git_commit
-from support.run import Stream, generator
-from support.script import script
-from support.settings import SettingError, folder, input_path, output_path, parse, setting, settings_of
 from support.statistics import describe_sample
-from support.training import RunOptions
 
 Array = np.ndarray
 Params = dict[str, Array]
@@ -266,7 +277,7 @@ def digits_part(config: Any, states: Mapping[str, Any], data: digits.Data, threa
                 digits.evaluate(models[name], p, data.test, workers) for p in (states[name].params, params[name])
             )
             rows += [{"model": name, "metric": key, "title": title, "before": before[key], "after": after[key]}
-                     for key, title in metrics.items()]  # fmt: skip
+                     for key, title in metrics.items()]
             scores[name], _ = digits.assess(models[name], params[name], data.test, workers)
         even_accuracy = digits.evaluate(even, params["capsnet"], data.test, workers)["set_accuracy"]
         pairs = np.sort(data.test.labels)
@@ -314,16 +325,16 @@ def viewpoint_part(config: Any, states: Mapping[str, Any]) -> Part:
         params = states[name].params
         before, after = (viewpoint.evaluate(models[name], p, data) for p in (params, rounded(params)))
         rows += [{"model": name, "metric": key, "title": title, "before": before[key], "after": after[key]}
-                 for key, title in names.items()]  # fmt: skip
+                 for key, title in names.items()]
         tensors |= {f"{name}.{key}": w for key, w in params.items()}
     points, mask = viewpoint.points_of(config)
-    shapes = RESULTS / viewpoint.EXPERIMENT / f"shapes_{config.held_out}s.json"
+    shapes = RESULTS / viewpoint.EXPERIMENT / f"shapes_{config.held_out_angle}s.json"
     about = {
         "run": run_of(config, config.dataset),
         "study": study(shapes, config, VIEW_MODELS, "held_out_accuracy") if config.dataset == "shapes" else None,
         "accuracies": rows,
         "nTest": len(data.held_out.labels),
-        "heldOut": config.held_out,
+        "heldOut": config.held_out_angle,
         "trainAzimuths": config.train_azimuths,
         "testAzimuths": config.test_azimuths,
         "trainElevations": config.train_elevations,
@@ -360,7 +371,7 @@ def make_page(parts: Mapping[str, Part]) -> bytes:
 
 
 def page_of(about: str, weights: str) -> bytes:
-    """The page of these networks, with the text, style and scripts of ``support/explorer/``."""
+    """The page of these networks, with the text, style and scripts of ``explorer/page/``."""
     page = (TEMPLATE / "explorer.html").read_text(encoding="utf-8")
     for name in ("explorer.css", "networks.js", "explorer.js"):
         page = page.replace(f"{{{{{name}}}}}", (TEMPLATE / name).read_text(encoding="utf-8"))
@@ -391,8 +402,7 @@ def load_digits(path: Path | None, data_dir: Path | None, threads: int) -> Part:
 
 def load_viewpoint(path: Path | None) -> Part:
     """Load the checkpoint, or train."""
-    given = {"dataset": "shapes"}
-    asked = viewpoint.Config(**(viewpoint.Config.defaults(given) | given))
+    asked = viewpoint.Config(dataset="shapes")
     config, states = load_finished(viewpoint, path, asked, (), required=VIEW_MODELS)
     if not config.is_rendered:
         raise UserError(f"{path} was trained on {config.dataset}, whose networks the page does not compute")
@@ -405,38 +415,37 @@ def load_viewpoint(path: Path | None) -> Part:
 # --- Command line -----------------------------------------------------------------------------------------------------
 
 
-# fmt: off
 @dataclasses.dataclass(frozen=True)
-class Config:
-    multimnist: Path | None = setting(None, input_path, f"Checkpoint of {digits.EXPERIMENT}.py. Without it, its CapsNet"
+class Config(Settings):
+    multimnist: Path | None = setting(None, INPUT, f"Checkpoint of {digits.EXPERIMENT}.py. Without it, its CapsNet"
         " and its CNN with pooling are trained first.", usual=True)
-    viewpoint: Path | None = setting(None, input_path, f"Checkpoint of {viewpoint.EXPERIMENT}.py, of voxels or shapes."
+    viewpoint: Path | None = setting(None, INPUT, f"Checkpoint of {viewpoint.EXPERIMENT}.py, of voxels or shapes."
         " Without it, its capsules and its CNN of equal size are trained on shapes first.", usual=True)
-    data_dir: Path | None = setting(None, folder, "Folder of the four MNIST files.", usual=True,
-        shown=f"the checkpoint's, else {digits.CACHE_DIR}")
+    data_dir: Path | None = setting(None, FOLDER, "Folder of the four MNIST files.", usual=True,
+        shown="the checkpoint's, else the cache")
 
 
 @dataclasses.dataclass(frozen=True)
-class Options:
-    out: Path = setting(Path("explorer.html"), output_path, "Write the page there.", usual=True)
+class Options(Settings):
+    out: Path = setting(Path("explorer.html"), OUTPUT, "Write the page there.", usual=True)
     keep: bool = setting(False, bool, "Keep the networks and numbers of the page --out, and write its text, style and"
         " scripts anew.", usual=True)
-# fmt: on
 
 
 @script
-def main(argv: Sequence[str] | None = None) -> None:
+def main(argv: Sequence[str]) -> None:
     config, options, given = parse(
         Config, Options, argv,
         "Write a page in which a person draws digits, moves the numbers of a capsule and turns an object.",
         [
             ("", "Train all networks, then write explorer.html: about 7 minutes."),
-            ("--multimnist a.safetensors --viewpoint b.safetensors", "The page of two checkpoints: about 20 seconds."),
-            ("--multimnist a.safetensors --out draft.html", "Train only the networks of the object: about 30 seconds."),
-            ("--keep", "After a change of support/explorer/: about a second."),
+            ("--multimnist a.npz --viewpoint b.npz", "The page of two checkpoints: about 20 seconds."),
+            ("--multimnist a.npz --out draft.html", "Train only the networks of the object: about 30 seconds."),
+            ("--keep", "After a change of explorer/page/: about 1 second."),
         ],
         "The page is one file, --out. An experiment's --checkpoint FILE writes a checkpoint.",
-    )  # fmt: skip
+    )
+    require_writable(options.out)
     if options.keep:
         if other := given.keys() & settings_of(Config):
             raise SettingError(min(other), "not with --keep, which keeps both networks")
@@ -456,4 +465,4 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -24,10 +24,9 @@ import numpy as np
 from PIL import Image
 
 from explorer.browser import headless_browser, show_as
+from smallnorb_novel_viewpoint import INPUT, OUTPUT, Settings, UserError, float_in, parse, script, setting
+from support.experiment import require_writable
 from support.figures import gif_bytes, write_if_changed
-from support.output import UserError
-from support.script import script
-from support.settings import float_in, input_path, output_path, parse, setting
 
 Array = np.ndarray
 Points = Sequence[tuple[float, float]]
@@ -76,7 +75,7 @@ def record(driver: Any, strokes: int = 100, steps: int = 12) -> list[Array]:
         driver.execute_script(
             "const box = document.querySelector(arguments[0]).getBoundingClientRect();"
             "scrollTo({ top: box.top + scrollY - 12, behavior: 'instant' })", selector,
-        )  # fmt: skip
+        )
 
     def shoot(n: int = 1) -> None:
         """The page after two frames of the screen, ``n`` times."""
@@ -89,7 +88,7 @@ def record(driver: Any, strokes: int = 100, steps: int = 12) -> list[Array]:
         driver.execute_script(
             "const e = document.getElementById(arguments[0]); e.value = arguments[1];"
             "e.dispatchEvent(new Event('input'))", name, value,
-        )  # fmt: skip
+        )
 
     show("#digits .columns")
     driver.execute_script("document.getElementById('clear').click()")
@@ -119,18 +118,18 @@ def record(driver: Any, strokes: int = 100, steps: int = 12) -> list[Array]:
 
 
 @dataclasses.dataclass(frozen=True)
-class Config:
-    page: Path = setting(Path("explorer.html"), input_path, "The page that make_explorer.py has written.", usual=True)
+class Config(Settings):
+    page: Path = setting(Path("explorer.html"), INPUT, "The page that make_explorer.py has written.", usual=True)
     fps: float = setting(6.0, float_in(0.1, 50), "Show X frames a second.", usual=True)
 
 
 @dataclasses.dataclass(frozen=True)
-class Options:
-    out: Path = setting(Path("explorer.gif"), output_path, "File of the animation.", usual=True)
+class Options(Settings):
+    out: Path = setting(Path("explorer.gif"), OUTPUT, "File of the animation.", usual=True)
 
 
 @script
-def main(argv: Sequence[str] | None = None) -> None:
+def main(argv: Sequence[str]) -> None:
     config, options, _ = parse(
         Config, Options, argv,
         "Record explorer.html in use as a GIF, in a headless Chromium, with the packages of requirements-browser.txt.",
@@ -138,7 +137,8 @@ def main(argv: Sequence[str] | None = None) -> None:
             ("", "Record explorer.html as explorer.gif: about 30 seconds."),
             ("--page draft.html --out draft.gif", "Record another page: about 30 seconds."),
         ],
-    )  # fmt: skip
+    )
+    require_writable(options.out)
     if not config.page.is_file():
         raise UserError(f"there is no page {config.page}: python -m explorer.make_explorer writes it")
     with headless_browser(WIDTH, HEIGHT) as driver:
@@ -148,4 +148,4 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

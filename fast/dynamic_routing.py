@@ -17,9 +17,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 Array = np.ndarray
-Pair = tuple[Callable[..., Any], Callable[..., Any]]
-
-
 GROUP = 4  # images
 
 
@@ -34,9 +31,9 @@ class Steps(NamedTuple):
 class RoutingCache(NamedTuple):
     u: Array  # (I, B, P)
     w: Array  # (I, P, J, D)
-    u_hat: list[Array]  # of one (B, J, I, D), which the backward pass takes
+    u_hat: Array  # (B, J, I, D)
     groups: list[Steps]
-    squash: Pair
+    squash: Any  # a pair: forward and backward
 
     @property
     def c(self) -> list[Array]:
@@ -66,7 +63,7 @@ def agreement(u_hat: Array, v: Array) -> Array:
     return (u_hat @ v[..., None])[..., 0]
 
 
-def routing_forward(u: Array, w: Array, n_iters: int, squash: Pair) -> tuple[Array, RoutingCache]:
+def routing_forward(u: Array, w: Array, n_iters: int, squash: Any) -> tuple[Array, RoutingCache]:
     """u (B, I, P), w (I, P, J, D) -> v (B, J, D)."""
     (B, I, P), (_, _, J, D) = u.shape, w.shape
     u = np.ascontiguousarray(u.swapaxes(0, 1))  # (I, B, P)
@@ -74,16 +71,16 @@ def routing_forward(u: Array, w: Array, n_iters: int, squash: Pair) -> tuple[Arr
     np.matmul(u, w.reshape(-1, P, J * D), out=u_hat.swapaxes(0, 1))
     u_hat = u_hat.reshape(B, I, J, D).swapaxes(1, 2)
     groups = [route(u_hat[k : k + GROUP], n_iters, squash) for k in range(0, B, GROUP)]
-    return np.concatenate([steps.v[-1] for steps in groups]), RoutingCache(u, w, [u_hat], groups, squash)
+    return np.concatenate([steps.v[-1] for steps in groups]), RoutingCache(u, w, u_hat, groups, squash)
 
 
-def route(u_hat: Array, n_iters: int, squash: Pair) -> Steps:
+def route(u_hat: Array, n_iters: int, squash: Any) -> Steps:
     """u_hat (n, J, I, D)."""
     steps = Steps([], [], [])
     b = np.zeros(u_hat.shape[:3], u_hat.dtype)
     for t in range(n_iters):
         c = softmax(b)
-        v, squash_cache = squash[0](weighted_sum(c, u_hat))
+        v, squash_cache = squash.forward(weighted_sum(c, u_hat))
         if t < n_iters - 1:
             b = b + agreement(u_hat, v)
         steps.c.append(c)
@@ -92,15 +89,13 @@ def route(u_hat: Array, n_iters: int, squash: Pair) -> Steps:
     return steps
 
 
-def routing_backward(dv: Array, cache: RoutingCache, policy: str) -> tuple[Array, Array]:
-    """dv (B, J, D) -> du (B, I, P), dw (I, P, J, D). For the policies see the plain form. A cache serves one backward
-    pass, which takes the memory of the votes for their gradient."""
-    u, w, votes, groups, squash = cache
-    u_hat = du_hat = votes.pop()
-    B, J, I, D = u_hat.shape
+def routing_backward(dv: Array, cache: RoutingCache, routing_grad: str) -> tuple[Array, Array]:
+    """dv (B, J, D) -> du (B, I, P), dw (I, P, J, D). ``routing_grad`` as in the plain form."""
+    u, w, u_hat, groups, squash = cache
+    (B, J, I, D), du_hat = u_hat.shape, np.empty_like(u_hat)
     for k, steps in enumerate(groups):
         group = slice(k * GROUP, (k + 1) * GROUP)
-        left, right = route_backward(dv[group], u_hat[group], steps, policy, squash[1])
+        left, right = route_backward(dv[group], u_hat[group], steps, routing_grad, squash.backward)
         np.matmul(left.swapaxes(2, 3), right, out=du_hat[group])
     # u_hat = u w
     rows = du_hat.swapaxes(1, 2).reshape(B, I, J * D).swapaxes(0, 1)  # (I, B, J*D)
@@ -110,14 +105,14 @@ def routing_backward(dv: Array, cache: RoutingCache, policy: str) -> tuple[Array
 
 
 def route_backward(
-    dv: Array, u_hat: Array, steps: Steps, policy: str, squash_backward: Callable[..., Array]
+    dv: Array, u_hat: Array, steps: Steps, routing_grad: str, squash_backward: Callable[..., Array]
 ) -> tuple[Array, Array]:
     """dv (n, J, D) -> the factors (n, J, T, I) and (n, J, T, D) of the T outer products whose sum is du_hat."""
     c, v, squashes = steps
     ds = squash_backward(dv, squashes[-1])
     left, right = [c[-1]], [ds]
     db = np.zeros_like(c[0])
-    for t in range(len(v) - 1, 0 if policy == "exact" else len(v), -1):
+    for t in range(len(v) - 1, 0 if routing_grad == "exact" else len(v), -1):
         # s = sum_i c u_hat, c = softmax(b)
         dc = agreement(u_hat, ds)
         db = db + c[t] * (dc - (c[t] * dc).sum(axis=1, keepdims=True))

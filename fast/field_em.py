@@ -307,7 +307,7 @@ class RoutingCache(NamedTuple):
 def field_routing_forward(
     pose: Array, a_in: Array, w: Array, beta_a: Array, beta_v: Array, n_iters: int, variance_floor: float, k: int,
     stride: int = 1, offset: Array | None = None,
-) -> tuple[Array, Array, RoutingCache]:  # fmt: skip
+) -> tuple[Array, Array, RoutingCache]:
     """See conv_matrix_capsules.py."""
     (B, H, W, I, P, _), J = pose.shape, w.shape[3]
     fields, D = receptive_fields(H, W, k, stride), P * P

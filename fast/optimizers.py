@@ -11,11 +11,11 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 
 from fast.workers import SERIAL, Workers
-from support.run import TrainState
 
 Array = np.ndarray
 Params = dict[str, Array]
@@ -26,10 +26,11 @@ MUON_RMS = 0.2  # root mean square of an update's entries, in learning rates; Ad
 
 
 def adamw_step(
-    state: TrainState, grads: Sequence[Params], lr: float, weight_decay: float = 0.0, decayed: Collection[str] = (),
+    state: Any, grads: Sequence[Params], lr: float, weight_decay: float = 0.0, decayed: Collection[str] = (),
     workers: Workers = SERIAL,
-) -> None:  # fmt: skip
-    """Update ``state`` in place. [Kingma 2015, algorithm 1; Loshchilov 2019, algorithm 2]
+) -> None:
+    """Update ``state`` in place: its ``params``, its moments ``m`` and ``v``, its ``step``. [Kingma 2015, algorithm 1;
+    Loshchilov 2019, algorithm 2]
 
     The gradient is the sum of ``grads``, each with the keys of ``state.params``; the first is overwritten. Parameters
     named in ``decayed`` first shrink by ``lr * weight_decay`` of themselves.
@@ -38,9 +39,9 @@ def adamw_step(
 
 
 def muon_step(
-    state: TrainState, grads: Sequence[Params], lr: float, weight_decay: float, decayed: Collection[str],
+    state: Any, grads: Sequence[Params], lr: float, weight_decay: float, decayed: Collection[str],
     matrices: Mapping[str, tuple[int, ...]], workers: Workers = SERIAL,
-) -> None:  # fmt: skip
+) -> None:
     """Update ``state`` in place: Muon for the parameters named in ``matrices``, Adam for the others.
 
     ``matrices`` names the axes of a parameter that are its inputs; the others are its outputs. The other arguments are
@@ -65,7 +66,7 @@ def muon_step(
 def _adam(
     p: Array, grads: list[Array], m: Array, v: Array, step: int, lr: float, keep: float,
     beta1: float = 0.9, beta2: float = 0.999, epsilon: float = 1e-8,
-) -> None:  # fmt: skip
+) -> None:
     """Update the vectors p, m and v in place; ``step`` counts from 1.
 
     The bias corrections are in the step size and in epsilon: the update is bound by memory, and this saves passes.
@@ -131,7 +132,7 @@ def orthogonalized(a: Array) -> Array:
     return a @ (vectors / np.sqrt(np.maximum(squares, 0) + floor) @ vectors.T)
 
 
-def _flush_subnormals(state: TrainState) -> None:
+def _flush_subnormals(state: Any) -> None:
     """Every ``FLUSH_EVERY`` steps, set moments to 0 that are too small to matter. The moments of a unit without
     gradients decay, over many more steps than that, to subnormal numbers, with which a processor is a hundred times
     slower."""

@@ -71,7 +71,7 @@ def transforms(Ho: int, Wo: int, k: int, dtype: np.dtype) -> Transforms:
     matrices = (
         x_rows, of_parts(cos, sin), w_rows, of_parts(cos[:, :k], -sin[:, :k]),
         of_parts(cos[:, :Wo], sin[:, :Wo]).T / V, x_rows[:, :Ho].T * (2 / U),
-    )  # fmt: skip
+    )
     return Transforms(*(np.ascontiguousarray(matrix, dtype) for matrix in matrices))
 
 

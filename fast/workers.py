@@ -11,8 +11,10 @@ import ctypes
 import functools
 import math
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -103,13 +105,57 @@ def keep_freed_memory() -> None:
             libc.mallopt(option, value)
 
 
+@functools.cache
+def blas_libraries() -> list[tuple[ctypes.CDLL, str]]:
+    """Each OpenBLAS (or MKL) that this process has loaded, and the form of the names of its functions."""
+    package = Path(np.__file__).parent
+    places = [path for place in ("../numpy.libs", ".dylibs", ".libs") for path in (package / place).glob("*blas*")]
+    with contextlib.suppress(OSError):  # Linux alone has this list
+        maps = Path("/proc/self/maps").read_text("utf-8", "replace").splitlines()
+        loaded = (line.split(maxsplit=5)[-1] for line in maps)
+        places = sorted({Path(path) for path in loaded if re.search(r"/[^/]*(blas|mkl_rt)[^/]*$", path)})
+    forms = [f"{prefix}openblas_{{}}{end}" for prefix in ("scipy_", "") for end in ("64_", "", "_64")]
+    found = []
+    for path in places:
+        with contextlib.suppress(OSError):
+            library = ctypes.CDLL(str(path))
+            known = [form for form in [*forms, "MKL_{}"] if hasattr(library, form.format(SET[form[0] == "M"]))]
+            found += [(library, form) for form in known[:1]]
+    return found
+
+
+GET, SET = ("get_num_threads", "Get_Max_Threads"), ("set_num_threads", "Set_Num_Threads")  # OpenBLAS, MKL
+
+
+def blas_name() -> str:
+    """Version and kernels of numpy's OpenBLAS; empty for another BLAS."""
+    for library, form in blas_libraries():
+        if hasattr(library, name := form.format("get_config")):
+            function = getattr(library, name)
+            function.restype = ctypes.c_char_p
+            return " ".join(function().decode(errors="replace").split())
+    return ""
+
+
+def set_blas_threads(n: int) -> int | None:
+    """How many threads the BLAS had before; None where it is not known how to tell it."""
+    before = None
+    for library, form in blas_libraries():
+        get, put = (getattr(library, form.format(names[form[0] == "M"])) for names in (GET, SET))
+        before = get() if before is None else before
+        put(n)
+    return before
+
+
 @contextlib.contextmanager
 def blas_threads(n: int) -> Iterator[None]:
     """Limit the BLAS to ``n`` threads."""
-    import threadpoolctl
-
-    with threadpoolctl.threadpool_limits(n, user_api="blas"):
+    before = set_blas_threads(n)
+    try:
         yield
+    finally:
+        if before is not None:
+            set_blas_threads(before)
 
 
 def default_threads() -> int:

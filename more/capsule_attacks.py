@@ -41,15 +41,27 @@ import numpy as np
 from fast.workers import Workers
 from more import conv_matrix_capsules as conv
 from more.conv_matrix_capsules import Data, Examples, Model, in_parts, of_model, steps_per_epoch, subset, train
-from smallnorb_novel_viewpoint import softmax_cross_entropy
-from support.results import model_metrics, result_document, save_run
-from support.run import TrainState
-from support.script import script
-from support.training import NO_OPTIONS, RunOptions, Session
-
-from support.settings import (  # isort: skip
-    SettingError, float_in, folder, int_in, list_of, names_of, parse, redeclared, setting,
-)  # fmt: skip
+from smallnorb_novel_viewpoint import (
+    FOLDER,
+    NO_OPTIONS,
+    RunOptions,
+    Session,
+    SettingError,
+    Settings,
+    TrainState,
+    float_in,
+    int_in,
+    model_metrics,
+    names_of,
+    parse,
+    report,
+    require_own_outputs,
+    result_document,
+    script,
+    setting,
+    softmax_cross_entropy,
+)
+from support.experiment import list_of, redeclared
 
 # Dimension letters
 #   B  images of a batch     N  images of a set     H, W  rows and columns of an image     C  channels     E  classes
@@ -66,14 +78,13 @@ STEREO_SETS, DIGIT_SETS = ("smallnorb", "toys"), ("mnist", "strokes")
 # --- Configuration: user inputs only ----------------------------------------------------------------------------------
 
 
-# fmt: off
 @dataclasses.dataclass(frozen=True)
-class Config:
+class Config(Settings):
     """One run. Where --n-epochs is given and --cnn-epochs is not, it holds for both models."""
 
     dataset: str = setting("shapes", ("shapes", "voxels", *STEREO_SETS, *DIGIT_SETS), "Attack drawn shapes, voxel"
         " objects, the smallNORB files, toys in their format, MNIST or generated digits.", usual=True, group="data")
-    data_dir: Path | None = setting(None, folder, "Folder of the six smallNORB files, or of the four of MNIST.",
+    data_dir: Path | None = setting(None, FOLDER, "Folder of the six smallNORB files, or of the four of MNIST.",
         usual=True)
     seed: int = setting(0, int_in(0, 2**32 - 1), "Seed of the data, the initial weights and the order of the images.",
         usual=True)
@@ -98,13 +109,11 @@ class Config:
     lr: float = conv.Config.lr
     em_iters: int = conv.Config.em_iters
     beta_v_init: float = conv.Config.beta_v_init
-    # fmt: on
 
-    @classmethod
-    def defaults(cls, given: Mapping[str, Any]) -> dict[str, Any]:
-        return {"cnn_epochs": given["n_epochs"]} if "n_epochs" in given else {}
+    def dependent(self) -> dict[str, Any]:
+        return {"n_epochs": 5, "cnn_epochs": self.n_epochs or 10}
 
-    def check(self, given: Mapping[str, Any]) -> None:
+    def check(self) -> None:
         if self.dataset == "smallnorb" and self.data_dir is None:
             raise SettingError("data_dir", "--dataset smallnorb needs the folder of the six official files")
         if self.dataset not in ("smallnorb", "mnist") and self.data_dir is not None:
@@ -130,8 +139,10 @@ def network_config(config: Config) -> conv.Config:
     """That of conv_matrix_capsules.py for the trainings."""
     names = {field.name for field in dataclasses.fields(conv.Config)}
     fields = {name: value for name, value in vars(config).items() if name in names}
+    if config.dataset in DIGIT_SETS:
+        del fields["standardize"]  # which is of views
     if config.dataset in STEREO_SETS:
-        fields["hold_out"] = "nothing"  # as in the paper's figure: all views of the objects that are not trained on
+        fields["held_out"] = "nothing"  # as in the paper's figure: all views of the objects that are not trained on
     return conv.Config(**fields)
 
 
@@ -185,7 +196,7 @@ def image_gradient(model: Model, params: Params, images: Array, labels: Array, l
 def attack(
     model: Model, params: Params, images: Array, labels: Array, loss: Loss, epsilon: float, n_steps: int,
     pixel_range: tuple[float, float],
-) -> Array:  # fmt: skip
+) -> Array:
     """Images (B, H, W, C) that raise the loss, no pixel of which is moved by more than ``epsilon`` or out of its
     range."""
     low, high = np.maximum(images - epsilon, pixel_range[0]), np.minimum(images + epsilon, pixel_range[1])
@@ -245,24 +256,25 @@ def make_models(config: Config) -> dict[str, Model]:
     return conv.make_models(network_config(config))
 
 
-def train_all(config: Config, data: Data, options: RunOptions = NO_OPTIONS, **more: Any) -> dict[str, TrainState]:
+def train_all(config: Config, data: Data, options: Any = NO_OPTIONS, **more: Any) -> dict[str, TrainState]:
     """Train the models one after the other, and return their states. ``more`` as in ``Session``."""
     network = network_config(config)
-    with Session(EXPERIMENT, config, make_models, options, **more) as session, Workers(options.threads) as workers:
+    session = Session(EXPERIMENT, config, make_models, options, **more)
+    with Workers(options.threads) as workers:
         for model, state in session.trainings(lambda name: steps_per_epoch(network, data) * of_model(name, network)[0]):
             train(model, network, data, state, workers, session.after_step)
     return session.trained
 
 
-def run(config: Config, options: RunOptions = NO_OPTIONS, **more: Any) -> dict[str, Any]:
-    """Data, trainings, attacks, result. ``more`` as in ``train_all``."""
+def run(config: Config, options: Any = NO_OPTIONS, **more: Any) -> tuple[dict[str, Any], dict[str, TrainState]]:
+    """Data, trainings, attacks -> the result and the states. ``more`` as in ``Session``."""
     data = make_data(config)
     states = train_all(config, data, options, **more)
-    return make_result(config, states, attack_all(config, states, data, options.threads), data, options.threads)
+    return make_result(config, states, attack_all(config, states, data, options.threads), data), states
 
 
 def make_result(
-    config: Config, states: Mapping[str, TrainState], attacks: Mapping[str, Any], data: Data, threads: int = 1
+    config: Config, states: Mapping[str, TrainState], attacks: Mapping[str, Any], data: Data
 ) -> dict[str, Any]:
     """The JSON of a run; accuracies are fractions, "accuracy" is that without an attack, on all test images. Accuracies
     under attack are in "attack", by epsilon, and also among a model's metrics, such as ``fgsm_0.1_accuracy``."""
@@ -272,7 +284,7 @@ def make_result(
         models[name] = model_metrics(state)
         for kind, by_epsilon in attacks[name].items():
             models[name] |= {f"{kind}_{e}_accuracy": x for e, x in by_epsilon.items()}
-    result = result_document(EXPERIMENT, config, data.name, models, states, headline="accuracy", threads=threads)
+    result = result_document(EXPERIMENT, config, data.name, models, states, headline="accuracy")
     return result | {"attack": attacks}
 
 
@@ -281,7 +293,7 @@ def describe(result: Mapping[str, Any]) -> str:
     unit = "standard deviations" if config["standardize"] == "image" else "the range of pixels"
     images = "familiar" if result["dataset"] in ("shapes", "voxels") else "test"
     return (f"{result['dataset']}: {images} images attacked, epsilon in {unit}; seed {config['seed']},"
-            f" {config['n_epochs']} epochs (the CNN {config['cnn_epochs']})")  # fmt: skip
+            f" {config['n_epochs']} epochs (the CNN {config['cnn_epochs']})")
 
 
 def format_table(result: Mapping[str, Any]) -> str:
@@ -300,7 +312,7 @@ def format_table(result: Mapping[str, Any]) -> str:
 
 
 @script
-def main(argv: Sequence[str] | None = None) -> None:
+def main(argv: Sequence[str]) -> None:
     config, options, _ = parse(
         Config, Options, argv,
         "Train matrix capsules and a CNN, and attack both by small changes of the images.",
@@ -309,11 +321,11 @@ def main(argv: Sequence[str] | None = None) -> None:
             ("--models cnn --epsilons 0.1,0.2", "The CNN alone, two sizes of attack: about 5 seconds."),
             ("--dataset strokes --n-train 5000 --n-attack 100", "On generated digits: about 1 minute."),
         ],
-    )  # fmt: skip
-    result = run(config, options, names=options.models)
-    save_run(options.out_json, result, argv)
-    print(f"{describe(result)}\n{format_table(result)}")
+    )
+    require_own_outputs(EXPERIMENT, config, options)
+    result, states = run(config, options, names=options.models)
+    report(result, f"{describe(result)}\n{format_table(result)}", options, states)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

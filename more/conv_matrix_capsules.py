@@ -55,22 +55,41 @@ from fast import field_em
 from fast.optimizers import adamw_step
 from fast.workers import Workers, default_threads
 from multimnist_capsnet import CNN, ConvLayer
-from support.checkpoints import read_checkpoint, unfinished
-from support.output import CACHE_DIR, UserError, print_message
-from support.results import model_metrics, result_document, save_run
-from support.run import Stream, TrainState, count_params, generator, permutation, require_finite
-from support.script import script
-from support.training import NO_OPTIONS, Callback, PredictOptions, RunOptions, Session
+from smallnorb_novel_viewpoint import (
+    FOLDER,
+    NO_OPTIONS,
+    Callback,
+    Session,
+    SettingError,
+    Stream,
+    TrainState,
+    UserError,
+    count_params,
+    float_in,
+    from_json,
+    generator,
+    int_in,
+    model_metrics,
+    names_of,
+    parse,
+    permutation,
+    print_message,
+    read_checkpoint,
+    report,
+    require_finite,
+    require_own_outputs,
+    result_document,
+    script,
+    setting,
+)
+from support.experiment import PredictOptions, list_of, redeclared, require_alone, unfinished
 
 from smallnorb_novel_viewpoint import (  # isort: skip
     POSE_SIDE, Array, ConvCache, EMCache, Params, Viewpoints, VotesCache, capsules_loss, class_scores_backward,
     class_scores_forward, conv2d_backward, conv2d_forward, em_routing_backward, em_routing_forward, gaussian,
     relu_backward, relu_forward, sigmoid_backward, sigmoid_forward, softmax_cross_entropy, votes_backward,
     votes_forward,
-)  # fmt: skip
-from support.settings import (  # isort: skip
-    SettingError, float_in, folder, from_json, int_in, list_of, names_of, parse, redeclared, setting,
-)  # fmt: skip
+)
 
 # Dimension letters
 #   B  images of a batch              N       images of a set                 C       channels of an image
@@ -97,7 +116,6 @@ OBJECT_SETS = ("smallnorb", "toys")  # in the files of smallNORB
 VIEW_FIELDS = {field.name for field in dataclasses.fields(Viewpoints)} - {"dataset", "data_dir", "seed"}
 
 
-# fmt: off
 @dataclasses.dataclass(frozen=True)
 class Config(Viewpoints):
     """One run. Where --n-epochs is given and --cnn-epochs is not, it holds for both models."""
@@ -105,20 +123,20 @@ class Config(Viewpoints):
     dataset: str = setting("auto", (*DIGIT_SETS, *VIEW_SETS), "Use MNIST; strokes: generated digits; auto: MNIST if it"
         " is there or can be downloaded, else strokes; or views: rendered voxel objects, block shapes that the seed"
         " draws, the smallNORB files, or toys, which the seed draws in their format, in about a minute, into"
-        f" {CACHE_DIR}/toys-….", usual=True, group="data")
-    data_dir: Path | None = setting(None, folder, "Folder of the four MNIST files, or of the six of smallNORB.",
-        shown=CACHE_DIR, usual=True)
+        " the cache.", usual=True, group="data")
+    data_dir: Path | None = setting(None, FOLDER, "Folder of the four MNIST files, or of the six of smallNORB.",
+        shown="the cache", usual=True)
     n_train: int | None = setting(None, int_in(1, 10**7), "Train on N images, drawn with the seed.", shown="all",
         usual=True)
     n_test: int | None = setting(None, int_in(1, 10**7), "Test on N images, evenly spaced over the set.", shown="all")
     n_val: int | None = setting(None, int_in(1, 10**6), "To choose settings, hold N training digits out and test on"
         " them.", shown="test on the test digits")
-    hold_out: str = setting("viewpoints", ("viewpoints", "nothing"), "With nothing, train on all views of five objects"
+    held_out: str = setting("viewpoints", ("viewpoints", "nothing"), "With nothing, train on all views of five objects"
         " a class of smallnorb or toys, and test on all views of the five others.")
     n_val_objects: int | None = setting(None, int_in(1, 4), "To choose settings, hold N of the five training objects of"
         " each class of smallnorb or toys out and test on them.", shown="test on the five test objects")
-    n_epochs: int = redeclared(viewpoint.Config, "n_epochs", 5)
-    cnn_epochs: int = setting(10, int_in(1, 100_000), "The same for the CNN.", shown="10, or as --n-epochs")
+    n_epochs: int = redeclared(viewpoint.Config, "n_epochs", shown="5")
+    cnn_epochs: int = setting(None, int_in(1, 100_000), "The same for the CNN.", "10, or as --n-epochs")
     batch_size: int = setting(32, int_in(1, 4096), "Take each step on N images.")
     lr: float = setting(0.015, float_in(0, 10, above=True), "Learning rate of the capsules. It falls to 0.")
     cnn_lr: float = setting(1e-3, float_in(0, 10, above=True), "Learning rate of the CNN.")
@@ -137,59 +155,59 @@ class Config(Viewpoints):
     cnn: str = setting("matched", ("matched", "paper"), "The CNN has the capsules' grids and as many parameters; or it"
         " is the paper's, of 4.2 million parameters.", paper="paper (section 5)")
     dtype: str = setting("float32", ("float32", "float64"), "Number format of all arithmetic.")
-    plain: bool = redeclared(multimnist.Config, "plain")
-    # fmt: on
+    plain: bool = redeclared(viewpoint.Config, "plain")
+    image_size: Any = None  # these three are the data set's, unless others are given
+    in_channels: Any = None
+    n_classes: Any = None
 
-    @classmethod
-    def defaults(cls, given: Mapping[str, Any]) -> dict[str, Any]:
-        return super().defaults(given) | ({"cnn_epochs": given["n_epochs"]} if "n_epochs" in given else {})
+    def dependent(self) -> dict[str, Any]:
+        own: dict[str, Any] = {"image_size": viewpoint.IMAGE_SIZE if self.has_views else multimnist.DIGIT_SIDE,
+               "in_channels": 2 if self.dataset in OBJECT_SETS else 1, "n_classes": len(self.classes),
+               "n_epochs": 5, "cnn_epochs": self.n_epochs or 10}
+        if self.has_held_out:
+            return super().dependent() | own
+        unused = f"needs --dataset {', '.join(VIEW_SETS[:-1])} or {VIEW_SETS[-1]}"
+        if self.held_out == "nothing":
+            if not self.has_views:
+                raise SettingError("held_out", unused)
+            unused = "not together with --held-out nothing"
+            own["standardize"] = "image"
+        for name in sorted(VIEW_FIELDS - ({"standardize"} if self.has_views else set())):
+            if getattr(self, name) != getattr(Viewpoints, name):
+                raise SettingError(name, unused)
+        return own
 
-    def check(self, given: Mapping[str, Any]) -> None:
-        sets = {"n_val": DIGIT_SETS, "hold_out": VIEW_SETS, "n_val_objects": OBJECT_SETS}
-        for name, those in (dict.fromkeys(sorted(VIEW_FIELDS), VIEW_SETS) | sets).items():
-            if name in given and self.dataset not in those:
-                raise SettingError(name, f"needs --dataset {', '.join(those[:-1])} or {those[-1]}")
-        if self.has_views:
-            super().check(given)
-        elif self.dataset == "strokes" and self.data_dir is not None:
-            raise SettingError("data_dir", "strokes has no files")
-        if self.hold_out == "nothing":
-            if self.dataset not in OBJECT_SETS:
-                raise SettingError("hold_out", "nothing needs --dataset smallnorb or toys")
-            for name in sorted((VIEW_FIELDS - {"standardize"}) & set(given)):
-                raise SettingError(name, "not together with --hold-out nothing")
+    def check(self) -> None:
+        for name, those in {"n_val": DIGIT_SETS, "n_val_objects": OBJECT_SETS}.items():
+            if getattr(self, name) is not None and self.dataset not in those:
+                listed = f"{', '.join(those[:-1])} or {those[-1]}" if len(those) > 2 else " or ".join(those)
+                raise SettingError(name, f"needs --dataset {listed}")
+        if self.held_out == "nothing" and self.dataset not in OBJECT_SETS:
+            raise SettingError("held_out", "nothing needs --dataset smallnorb or toys")
+        if self.has_held_out or self.dataset == "smallnorb":
+            super().check()
+        elif self.data_dir is not None and self.dataset in ("strokes", "toys"):
+            raise SettingError("data_dir", "strokes has no files" if self.dataset == "strokes" else
+                               "goes with --dataset smallnorb: the folder of the six official files")
 
     @property
     def has_views(self) -> bool:
         return self.dataset in VIEW_SETS
 
     @property
-    def holds_out(self) -> bool:
+    def has_held_out(self) -> bool:
         """Whether there are viewpoints that are tested and not trained on."""
-        return self.has_views and self.hold_out == "viewpoints"
+        return self.has_views and self.held_out == "viewpoints"
 
     @property
     def classes(self) -> tuple[str, ...]:
         return super().classes if self.has_views else multimnist.DIGITS
 
-    @property
-    def n_classes(self) -> int:
-        return len(self.classes)
-
-    @property
-    def image_size(self) -> int:
-        return viewpoint.IMAGE_SIZE if self.has_views else multimnist.DIGIT_SIDE
-
-    @property
-    def in_channels(self) -> int:
-        return super().in_channels if self.has_views else 1
-
-
 @dataclasses.dataclass(frozen=True)
 class Options(PredictOptions):
     models: tuple[str, ...] = setting(MODEL_NAMES, names_of(MODEL_NAMES), "Train only these.", usual=True)
     threads: int = setting(default_threads(), int_in(1, 256), "Use N threads. No number depends on it.",
-        shown="one for each processor, at most 4")  # fmt: skip
+        shown="one for each processor, at most 4")
 
 
 # --- Data -------------------------------------------------------------------------------------------------------------
@@ -236,19 +254,16 @@ def norb_halves(n_val: int | None) -> tuple[viewpoint.Half, viewpoint.Half]:
 def make_views(config: Config) -> Sequence[viewpoint.Split]:
     """Training, test and held-out sets; without --hold-out viewpoints, the two halves of smallNORB."""
     halves = norb_halves(config.n_val_objects)
-    if config.holds_out:
+    if config.has_held_out:
         return viewpoint.make_data(config) if config.is_rendered else viewpoint.load_smallnorb(config, halves)
     folder = viewpoint.norb_folder(config)
-    sets = [viewpoint.read_smallnorb(folder, *half, config.standardize) for half in halves]
-    if not all(len(one.labels) for one in sets):
-        raise UserError(f"{folder} has no image of the objects to train or to test on")
-    return sets
+    return [viewpoint.read_smallnorb(folder, half, config.standardize) for half in halves]
 
 
 def read_digits(config: Config) -> tuple[str, list[Examples]]:
     """The name of the set; training and test set."""
     source = multimnist.resolve_dataset(config.dataset, generator(config.seed, Stream.DATA), config.data_dir)
-    source = multimnist.hold_out(source, config.n_val)
+    source = multimnist.without_test(source, config.n_val)
     pairs = (source.train_images, source.train_labels), (source.test_images, source.test_labels)
     return source.name, [Examples(x[..., None] * np.float32(1 / 255), y.astype(np.intp)) for x, y in pairs]
 
@@ -256,7 +271,7 @@ def read_digits(config: Config) -> tuple[str, list[Examples]]:
 def make_data(config: Config) -> Data:
     """Raises UserError where files are missing or damaged."""
     if config.has_views:
-        name, angles = config.dataset, f"{config.held_out}s"
+        name, angles = config.dataset, f"{config.held_out_angle}s"
         sets = [Examples(split.images, split.labels, getattr(split, angles)) for split in make_views(config)]
     else:
         name, sets = read_digits(config)
@@ -320,14 +335,14 @@ def over_parents(fields: Fields, x: Array, combine: np.ufunc) -> Array:
     return gather(scatter(by_field, fields, combine), fields).reshape(L, M, 1)
 
 
-VOTES: multimnist.Pair = (votes_forward, votes_backward)
+VOTES = viewpoint.Pair(votes_forward, votes_backward)
 
 
 class FieldRoutingCache(NamedTuple):
     fields: Fields
     n_in: int  # I
     shared: bool  # whether w is (1, 1, I, J, P, P)
-    vote: multimnist.Pair
+    vote: viewpoint.Pair
     votes: VotesCache
     mass_unit: float
     em: EMCache  # a field in place of an image, with its M children and J parents
@@ -335,8 +350,8 @@ class FieldRoutingCache(NamedTuple):
 
 def field_routing_forward(
     pose: Array, a_in: Array, w: Array, beta_a: Array, beta_v: Array, n_iters: int, variance_floor: float, k: int,
-    stride: int = 1, offset: Array | None = None, vote: multimnist.Pair = VOTES,
-) -> tuple[Array, Array, FieldRoutingCache]:  # fmt: skip
+    stride: int = 1, offset: Array | None = None, vote: viewpoint.Pair = VOTES,
+) -> tuple[Array, Array, FieldRoutingCache]:
     """EM routing where a parent's children are the capsules of its K x K field, and w is the same at all positions.
 
     pose (B, H, W, I, P, P), a_in (B, H, W, I), w (K, K, I, J, P, P), or (1, 1, I, J, P, P) for the same matrices at all
@@ -351,7 +366,7 @@ def field_routing_forward(
     poses = gather(pose, fields).reshape(-1, k * k * I, P, P)  # (L, M, P, P)
     a_fields = gather(a_in, fields).reshape(poses.shape[:2])  # (L, M)
     w_fields = np.broadcast_to(w, (k, k, I, J, P, P)).reshape(-1, J, P, P)  # (M, J, P, P)
-    votes, votes_cache = vote[0](poses, w_fields)  # (L, M, J, D)
+    votes, votes_cache = vote.forward(poses, w_fields)  # (L, M, J, D)
     if offset is not None:
         votes += np.repeat(offset.reshape(-1, 1, P * P), I, axis=0)  # (M, 1, D)
     over = functools.partial(over_parents, fields)
@@ -379,7 +394,7 @@ def field_routing_backward(dmu: Array, da: Array, cache: FieldRoutingCache, poli
     # mu, a = em_routing(votes, a_fields, mass_unit beta_a, beta_v)
     dvotes, da_fields, dbeta_a, dbeta_v = em_routing_backward(dmu.reshape(-1, J, P * P), da.reshape(-1, J), em, policy)
     # votes = poses @ w_fields + offset
-    dposes, dw_fields, *more = vote[1](dvotes, votes_cache)
+    dposes, dw_fields, *more = vote.backward(dvotes, votes_cache)
     dw = dw_fields.reshape(k, k, I, J, P, P)
     if shared:
         dw = dw.sum(axis=(0, 1), keepdims=True)
@@ -677,7 +692,7 @@ def train(model: Model, config: Config, data: Data, state: TrainState, workers: 
     """Train ``state`` in place to the model's number of epochs. Raises UserError where the loss stops being finite."""
     n, per_epoch = len(data.train.labels), steps_per_epoch(config, data)
     n_steps = per_epoch * of_model(model.name, config)[0]
-    update = multimnist.adamw_step if config.plain else adamw_step
+    update = viewpoint.adamw_step if config.plain else adamw_step
     while state.step < n_steps:
         started = time.perf_counter()
         batch, progress = training_batch(data, config, state.step), state.step / max(1, n_steps - 1)
@@ -728,19 +743,21 @@ def class_routing(params: Params, images: Array, config: Config) -> ClassRouting
 # --- A run from beginning to end --------------------------------------------------------------------------------------
 
 
-def train_all(config: Config, data: Data, options: RunOptions = NO_OPTIONS, **more: Any) -> dict[str, TrainState]:
+def train_all(config: Config, data: Data, options: Any = NO_OPTIONS, **more: Any) -> dict[str, TrainState]:
     """Train the models one after the other, and return their states. ``more`` as in ``Session``."""
-    with Session(EXPERIMENT, config, make_models, options, **more) as session, Workers(options.threads) as workers:
+    session = Session(EXPERIMENT, config, make_models, options, **more)
+    with Workers(options.threads) as workers:
         for model, state in session.trainings(lambda name: steps_per_epoch(config, data) * of_model(name, config)[0]):
             train(model, config, data, state, workers, session.after_step)
     return session.trained
 
 
-def run(config: Config, options: RunOptions = NO_OPTIONS, **more: Any) -> dict[str, Any]:
-    """Data, trainings, result. ``more`` as in ``train_all``."""
+def run(config: Config, options: Any = NO_OPTIONS, **more: Any) -> tuple[dict[str, Any], dict[str, TrainState]]:
+    """Data, trainings, tests -> the result and the states. ``more`` as in ``Session``."""
     data = make_data(config)
     config = multimnist.resolve_auto(config, data)
-    return make_result(config, train_all(config, data, options, **more), data, options.threads)
+    states = train_all(config, data, options, **more)
+    return make_result(config, states, data, options.threads), states
 
 
 def make_result(config: Config, states: Mapping[str, TrainState], data: Data, threads: int = 1) -> dict[str, Any]:
@@ -758,24 +775,24 @@ def make_result(config: Config, states: Mapping[str, TrainState], data: Data, th
                 answers = predict_scores(networks[name], state.params, part, config, workers).argmax(axis=1)
                 models[name] |= angle_accuracies(config, part, answers)
                 hard = viewpoint.hard_accuracy(part.labels, answers) if config.dataset == "voxels" else math.nan
-                if part is data.held_out and config.held_out == "azimuth" and not math.isnan(hard):
+                if part is data.held_out and config.held_out_angle == "azimuth" and not math.isnan(hard):
                     models[name]["hard_accuracy"] = hard
-    headline = "held_out_accuracy" if config.holds_out else "accuracy"
-    return result_document(EXPERIMENT, config, data.name, models, states, headline, threads)
+    headline = "held_out_accuracy" if config.has_held_out else "accuracy"
+    return result_document(EXPERIMENT, config, data.name, models, states, headline)
 
 
 def angle_accuracies(config: Config, examples: Examples, answers: Array) -> dict[str, float]:
     """The accuracy at each angle of the examples, by the name of the metric."""
     right, angles = answers == examples.labels, examples.angles
     assert angles is not None
-    return {f"{config.held_out}_{at:g}_accuracy": float(right[angles == at].mean()) for at in np.unique(angles)}
+    return {f"{config.held_out_angle}_{at:g}_accuracy": float(right[angles == at].mean()) for at in np.unique(angles)}
 
 
 def describe(result: Mapping[str, Any]) -> str:
     """One line: the data, of views what is held out, and the training."""
     config, data = from_json(Config, result["config"]), result["dataset"]
     if config.has_views:
-        data = viewpoint.describe(config) if config.holds_out else f"{data}: no viewpoints held out"
+        data = viewpoint.describe(config) if config.has_held_out else f"{data}: no viewpoints held out"
     if config.n_val or config.n_val_objects:
         data += f"; accuracies on validation {'digits' if config.n_val else 'objects'}"
     of_cnn = f" (the CNN {config.cnn_epochs})" if config.cnn_epochs != config.n_epochs else ""
@@ -822,24 +839,25 @@ def predict(checkpoint: Path, pictures: Sequence[Path]) -> str:
 
 
 @script
-def main(argv: Sequence[str] | None = None) -> None:
-    config, options, _ = parse(
+def main(argv: Sequence[str]) -> None:
+    config, options, given = parse(
         Config, Options, argv,
         "Train convolutional matrix capsules and a CNN on digits or on views of objects.",
         [
             ("--n-train 6000 --n-epochs 2", "A short training on MNIST: about 30 seconds."),
             ("--dataset voxels", "Both models on held-out views of voxel objects: about 20 seconds."),
-            ("--checkpoint run.safetensors --predict digit.png", "The digit in a picture: about 1 second."),
+            ("--checkpoint run.npz --predict digit.png", "The digit in a picture: about 1 second."),
         ],
-    )  # fmt: skip
+    )
     if options.predict:
+        require_alone(given, "predict", "checkpoint", "threads", "quiet")
         assert options.checkpoint
         print(predict(options.checkpoint, options.predict))
         return
-    result = run(config, options, names=options.models)
-    save_run(options.out_json, result, argv)
-    print(f"{describe(result)}\n{format_table(result)}")
+    require_own_outputs(EXPERIMENT, config, options)
+    result, states = run(config, options, names=options.models)
+    report(result, f"{describe(result)}\n{format_table(result)}", options, states)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -15,7 +15,7 @@ from support.figures import (  # isort: skip
     BLUE, DATASET_NAMES, GREEN, MAX_FRAMES, ORANGE, PURPLE, SKY, VERMILLION, AnimationOptions, Run, accuracy_axis,
     add_frame, darkened, grey_levels, lightened, make_figure, marked_answer, step_axis, tested, weighted_quantiles,
     write_animation,
-)  # fmt: skip
+)
 
 import dataclasses
 import math
@@ -34,10 +34,8 @@ from more import conv_matrix_capsules as experiment
 from more import visualize_conv_matrix_capsules as figures
 from more.conv_matrix_capsules import Array, ClassRouting, Config, Data, viewpoint
 from multimnist_capsnet import resolve_auto
-from support.run import TrainState
-from support.script import script
-from support.settings import int_in, output_path, parse, redeclared, setting
-from support.training import RunOptions
+from smallnorb_novel_viewpoint import OUTPUT, RunOptions, TrainState, int_in, parse, script, setting
+from support.experiment import redeclared, require_writable
 
 N_TESTED = 500  # test images of the accuracy curve, spread over the set
 TRUE_COLOUR = VERMILLION
@@ -100,7 +98,7 @@ def add_plane(
     order = np.array([*(e for e in range(n) if e != label), label])
     faces = [lightened(colours[e], 0.85 if e == label else 0.6) for e in order for _ in range(n_children)]
     dots = ax.scatter(np.zeros(len(faces)), np.zeros(len(faces)), s=1, c=faces, linewidths=0.3, edgecolors="white",
-                      animated=True)  # fmt: skip
+                      animated=True)
     ring: Any = ax.add_patch(
         Ellipse((0, 0), 1, 1, fill=False, linewidth=2, color=darkened(colours[label]), animated=True)
     )
@@ -111,7 +109,7 @@ def add_plane(
         box |= {"facecolor": "white", "edgecolor": colours[e]}
         names.append(ax.text(0, 0, name, ha="center", va="center", fontweight="bold", fontsize=10, bbox=box,
                              color=darkened(colours[e]), clip_on=True, animated=True, zorder=4 + (e == label),
-                             alpha=1 if e == label else 0.75))  # fmt: skip
+                             alpha=1 if e == label else 0.75))
 
     def show(now: ClassRouting, t: int) -> None:
         points, mass = now.votes[0] @ axes, now.weights[t, 0]  # (M, E, 2), (M, E)
@@ -166,7 +164,7 @@ def make_scene(config: Config, data: Data, recorder: Recorder) -> tuple[Figure, 
     curve.set_title(f"{tested(config)} accuracy, {len(recorder.tested.labels)} images")
     curve.set_xlabel("training step")
     percent = curve.text(1, 1.04, "", transform=curve.transAxes, ha="right", fontweight="bold", color=darkened(BLUE),
-                         animated=True)  # fmt: skip
+                         animated=True)
     (line,) = curve.plot([], [], color=BLUE, linewidth=2.2, marker="o", markersize=4, clip_on=False, animated=True)
 
     def update(k: int, t: int) -> None:
@@ -190,7 +188,7 @@ def make_scene(config: Config, data: Data, recorder: Recorder) -> tuple[Figure, 
 
 @dataclasses.dataclass(frozen=True)
 class Options(AnimationOptions):
-    out: Path = setting(Path(f"{experiment.EXPERIMENT}.gif"), output_path, "File of the animation.", usual=True)
+    out: Path = setting(Path(f"{experiment.EXPERIMENT}.gif"), OUTPUT, "File of the animation.", usual=True)
     fps: float = redeclared(AnimationOptions, "fps", 6.0)
     snapshots: int = setting(
         30, int_in(2, MAX_FRAMES), "Show the network at most N times, from before the first step to after the last."
@@ -198,7 +196,7 @@ class Options(AnimationOptions):
 
 
 @script
-def main(argv: Sequence[str] | None = None) -> None:
+def main(argv: Sequence[str]) -> None:
     config, options, _ = parse(
         Config, Options, argv,
         "Train the convolutional matrix capsules and animate the routing of their votes on the way.",
@@ -207,7 +205,8 @@ def main(argv: Sequence[str] | None = None) -> None:
             ("--n-epochs 1 --n-train 2000 --snapshots 4 --out draft.gif", "A short draft: about 15 seconds."),
             ("--dataset voxels", "Views of voxel objects instead of digits: about 15 seconds."),
         ],
-    )  # fmt: skip
+    )
+    require_writable(options.out)
     data = experiment.make_data(config)
     config = resolve_auto(config, data)
     n_steps, n = experiment.steps_per_epoch(config, data) * config.n_epochs, options.snapshots
@@ -222,4 +221,4 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Animate the affine-digits experiment: digits rotate, and three networks trained on upright ones name them.
 
-    python -m more.make_mnist_affine_capsnet_gif --checkpoint run.safetensors
+    python -m more.make_mnist_affine_capsnet_gif --checkpoint run.npz
 
 takes the networks that ``mnist_affine_capsnet.py --checkpoint FILE`` has trained; without ``--checkpoint`` they are
 trained first, with the flags of that script. A frame shows the same digits at one angle, from -90 to 90 degrees: the
@@ -14,7 +14,7 @@ from __future__ import annotations
 from support.figures import (  # isort: skip
     GREY, MAX_FRAMES, RIGHT, WRONG, AnimationOptions, FigureOptions, Run, accuracy_axis, darkened, heading, lightened,
     make_figure, marked_answer, model_handles, model_line, show_pictures, write_animation,
-)  # fmt: skip
+)
 
 import dataclasses
 import sys
@@ -31,9 +31,8 @@ from more import mnist_affine_capsnet as experiment
 from more import visualize_mnist_affine_capsnet as figures
 from more.mnist_affine_capsnet import SWEEP, Config
 from more.visualize_mnist_affine_capsnet import MODELS, J, degrees
-from multimnist_capsnet import Array, assess, softmax
-from support.script import script
-from support.settings import int_in, output_path, parse, redeclared, setting
+from multimnist_capsnet import OUTPUT, Array, assess, int_in, parse, script, setting, softmax
+from support.experiment import redeclared, require_writable
 
 SHOWN = (2, 4, 7)  # classes
 OTHER = "#b0b0b0"  # bars of classes that are not the answer
@@ -73,7 +72,7 @@ def make_scene(run: Run, turning: Turning) -> tuple[Figure, Callable[[int], None
     """Digits, answers and curves; ``update(k)`` shows angle ``k``."""
     n, names = len(SHOWN), list(run.states)
     fig = make_figure(4.6, "", f"{figures.subtitle(run)}\nbars: lengths of the capsules, probabilities of the others;"
-                      " shaded: the true class", width=8.8)  # fmt: skip
+                      " shaded: the true class", width=8.8)
     title = fig.texts[0]
     sides: Any = fig.subfigures(1, 2, width_ratios=(2.6, 1))
     grid = sides[0].subplots(n, 1 + len(names), width_ratios=(0.9, *(1.6 for _ in names)))
@@ -93,7 +92,7 @@ def make_scene(run: Run, turning: Turning) -> tuple[Figure, Callable[[int], None
     curve.legend(handles=model_handles(MODELS[name] for name in names), loc="upper left", bbox_to_anchor=(-0.05, -0.28))
     hand = curve.axvline(0, color=GREY, linewidth=1.0, zorder=1.8, animated=True)
     lines = {name: curve.plot([], [], clip_on=False, **model_line(MODELS[name], markevery=[-1], animated=True))[0]
-             for name in names}  # fmt: skip
+             for name in names}
     sweep = {name: np.array([tested["sweep"][f"{a}"] for a in SWEEP]) for name, tested in run.tested.items()}
 
     def update(k: int) -> None:
@@ -126,29 +125,30 @@ def held(angles: Array, rotation: Sequence[float]) -> set[int]:
 @dataclasses.dataclass(frozen=True)
 class Options(AnimationOptions):
     fps: float = redeclared(AnimationOptions, "fps", 10.0)
-    out: Path = setting(Path(f"{experiment.EXPERIMENT}.gif"), output_path, "File of the animation.", usual=True)
+    out: Path = setting(Path(f"{experiment.EXPERIMENT}.gif"), OUTPUT, "File of the animation.", usual=True)
     checkpoint: Path | None = redeclared(FigureOptions, "checkpoint")
     frames: int = setting(73, int_in(2, MAX_FRAMES), "Show N angles from -90 to 90 degrees.", usual=True)
     threads: int = redeclared(experiment.Options, "threads")
 
 
 @script
-def main(argv: Sequence[str] | None = None) -> None:
+def main(argv: Sequence[str]) -> None:
     config, options, given = parse(
         Config, Options, argv,
         "Animate the answers to rotating digits in the affine-digits experiment, from a checkpoint or after training"
         " its models.",
         [
-            ("--checkpoint run.safetensors", "Three rotating digits and these networks: about 1 minute."),
+            ("--checkpoint run.npz", "Three rotating digits and these networks: about 1 minute."),
             ("--n-train 6000 --n-epochs 4", "After a short training on 6,000 digits: about 3 minutes."),
         ],
-    )  # fmt: skip
+    )
+    require_writable(options.out)
     run = figures.finished(config, options, given)
     with blas_threads(1):
         turning = Turning(run, options.frames)
         write_animation(options, lambda: make_scene(run, turning), [(k,) for k in range(options.frames)],
-                        held(turning.angles, run.config.rotation))  # fmt: skip
+                        held(turning.angles, run.config.rotation))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -16,24 +16,23 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import imageio.v3 as imageio
 import numpy as np
 
 from data.norb_files import read_norb
+from data.places import expanded
 from fast.workers import default_threads
+from smallnorb_novel_viewpoint import FOLDER, OUTPUT, SettingError, Settings, UserError, int_in, parse, script, setting
+from support.experiment import require_writable
 from support.figures import write_if_changed
-from support.output import UserError
-from support.script import script
-from support.settings import SettingError, folder, int_in, output_path, parse, setting
 
 from data.toy_norb import (  # isort: skip
     AZIMUTHS, CATEGORIES, ELEVATIONS, INSTANCES, N_LIGHTINGS, STEREO, draw_ground, draw_view, make_toy, shadow_maps,
     shadow_resampling, write_toy_norb,
-)  # fmt: skip
+)
 
 Array = np.ndarray
 
@@ -73,46 +72,46 @@ def contact_sheet(seed: int, real: Path | None = None) -> bytes:
 # --- Command line -----------------------------------------------------------------------------------------------------
 
 
-# fmt: off
 @dataclasses.dataclass(frozen=True)
-class Config:
-    out_dir: Path = setting(Path("toys"), folder, "Folder of the six files.", usual=True, group="drawing")
+class Config(Settings):
+    out_dir: Path = setting(Path("toys"), FOLDER, "Folder of the six files.", usual=True, group="drawing")
     seed: int = setting(0, int_in(0, 2**32 - 1), "Seed of the toys.", usual=True)
 
 
 @dataclasses.dataclass(frozen=True)
-class Options:
-    figure: Path | None = setting(None, output_path, "Draw all toys, one view each, as a PNG.", usual=True,
+class Options(Settings):
+    figure: Path | None = setting(None, OUTPUT, "Draw all toys, one view each, as a PNG.", usual=True,
         group="instead of drawing the files")
-    data_dir: Path | None = setting(None, folder, "Add a row of real toys to --figure, from the files of smallNORB"
+    data_dir: Path | None = setting(None, FOLDER, "Add a row of real toys to --figure, from the files of smallNORB"
         " in this folder.", usual=True)
     threads: int = setting(default_threads(), int_in(1, 256), "Use N threads. No bit of a drawing depends on it.",
         shown="one for each processor, at most 4", group="running")
-# fmt: on
 
-    def check(self, given: Mapping[str, Any]) -> None:
+    def check(self) -> None:
         if self.data_dir and not self.figure:
             raise SettingError("data_dir", "needs --figure")
-        if self.figure and "out_dir" in given:
-            raise SettingError("out_dir", "not together with --figure")
 
 
 @script
-def main(argv: Sequence[str] | None = None) -> None:
-    config, options, _ = parse(
+def main(argv: Sequence[str]) -> None:
+    config, options, given = parse(
         Config, Options, argv, "Draw toys in the files of smallNORB, or a sheet of them.",
         [("", "The whole set, 48,600 pairs of pictures, into the folder toys: about 1 minute."),
          ("--figure sheet.png", "A sheet of all fifty toys: about 2 seconds.")],
-        "The six files go to --out-dir; conv_matrix_capsules.py --dataset smallnorb --data-dir DIR reads them.",
-    )  # fmt: skip
+        "The six files go to --out-dir; more.conv_matrix_capsules --dataset smallnorb --data-dir DIR reads them.",
+    )
+    require_writable(*filter(None, [options.figure]))
+    if options.figure and "out_dir" in given:
+        raise SettingError("out_dir", "not together with --figure")
     if options.figure:
         print(write_if_changed(options.figure, contact_sheet(config.seed, options.data_dir)))
     else:
-        for path in config.out_dir.glob("smallnorb-*"):  # of the real set, or drawn
-            raise UserError(f"{config.out_dir} has a {path.name} already: name another folder with --out-dir")
-        write_toy_norb(config.out_dir, config.seed, options.threads)
-        print(f"wrote {config.out_dir}")
+        out_dir = expanded(config.out_dir)
+        for path in out_dir.glob("smallnorb-*"):  # of the real set, or drawn
+            raise UserError(f"{out_dir} has a {path.name} already: name another folder with --out-dir")
+        write_toy_norb(out_dir, config.seed, options.threads)
+        print(f"wrote {out_dir}")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -53,16 +53,40 @@ import numpy as np
 import multimnist_capsnet as base
 from data.affnist_file import AFFNIST_SIDE, read_affnist
 from fast.workers import Workers
-from multimnist_capsnet import CNN, Array, Batch, ConvLayer, Model, Network, Pair, Params, assess, update
-from support.output import UserError
-from support.results import result_document, save_run
-from support.run import Stream, TrainState, count_params, generator, permutation, require_finite
-from support.script import script
-from support.training import NO_OPTIONS, Callback, RunOptions, Session
-
-from support.settings import (  # isort: skip
-    SettingError, float_in, input_path, int_in, names_of, parse, redeclared, setting,
-)  # fmt: skip
+from multimnist_capsnet import (
+    CNN,
+    INPUT,
+    NO_OPTIONS,
+    Array,
+    Batch,
+    Callback,
+    CapsNetConfig,
+    ConvLayer,
+    Model,
+    Pair,
+    Params,
+    Session,
+    SettingError,
+    Stream,
+    TrainState,
+    UserError,
+    assess,
+    count_params,
+    float_in,
+    generator,
+    int_in,
+    names_of,
+    parse,
+    permutation,
+    report,
+    require_finite,
+    require_own_outputs,
+    result_document,
+    script,
+    setting,
+    update,
+)
+from support.experiment import redeclared
 
 # Dimension letters as in multimnist_capsnet.py:
 #   B  images of a batch          N  images of a set        H, W, S  rows, columns, side of an image
@@ -76,17 +100,16 @@ SWEEP = tuple(range(-90, 91, 5))  # degrees
 # --- Configuration ----------------------------------------------------------------------------------------------------
 
 
-# fmt: off
 @dataclasses.dataclass(frozen=True)
-class Config(Network):
-    """One run. Of the numbers of digits 0 means all that there are."""
+class Config(CapsNetConfig):
+    """One run. Of the numbers of digits None means all that there are."""
 
-    n_train: int = redeclared(Network, "n_train", 0, kind=int_in(0, 10**6), help="Train on N digits.",
-        default="all that are not held out for validation", paper="")
-    n_epochs: int = redeclared(Network, "n_epochs", 12)
-    batch_size: int = redeclared(Network, "batch_size", 16)
-    lr: float = redeclared(Network, "lr", 4e-3, help="Learning rate of the capsule network; that of both CNNs is 0.002."
-        " It rises for 100 steps and falls linearly to 0 at the end.")
+    n_train: Any = redeclared(CapsNetConfig, "n_train", None, kind=int_in(1, 10**6), help="Train on N digits.",
+        shown="all that are not held out for validation", paper="")
+    n_epochs: int = redeclared(CapsNetConfig, "n_epochs", 12)
+    batch_size: int = redeclared(CapsNetConfig, "batch_size", 16)
+    lr: float = redeclared(CapsNetConfig, "lr", 4e-3, help="Learning rate of the capsule network;"
+        " that of both CNNs is 0.002. It rises for 100 steps and falls linearly to 0 at the end.")
     cnn_lr: float = 2e-3  # of both CNNs
     optimizer: str = "adam"
     weight_decay: float = 0.0
@@ -95,7 +118,7 @@ class Config(Network):
         " affNIST.",
         usual=True, group="single digits")
     n_val: int = setting(5000, int_in(1, 10**6), "Hold N training digits out for validation.")
-    n_test: int = setting(0, int_in(0, 10**6), "Test on N digits.", shown="all")
+    n_test: int | None = setting(None, int_in(1, 10**6), "Test on N digits.", "all")
     n_sweep: int = setting(2000, int_in(1, 10**6),
         "Test N digits at each angle from -90 to 90 degrees in steps of 5.")
     rotation: tuple[float, ...] = (15.0, 35.0)  # degrees, counter-clockwise: those of the article's listing and text
@@ -103,35 +126,18 @@ class Config(Network):
         " accuracy X on the validation digits.", shown="train for all epochs")
     check_every: int = setting(500, int_in(1, 10**9),
         "Check every N steps whether a model has the --match-accuracy.")
-    max_shift: int = 2  # pixels in training [Sabour 2017, sec. 5]; 6 on the canvas of 40, where that is anywhere
-    # fmt: on
+    image_size: Any = None  # the canvas
+    max_shift: Any = None  # pixels: 2 in training [Sabour 2017, sec. 5]; 6 on the canvas of 40, where that is anywhere
 
-    @classmethod
-    def defaults(cls, given: Mapping[str, Any]) -> dict[str, Any]:
-        return super().defaults(given) | ({"max_shift": 6} if given.get("canvas") == AFFNIST_SIDE else {})
-
-    def check(self, given: Mapping[str, Any]) -> None:
-        super().check(given)
-        if "check_every" in given and self.match_accuracy is None:
-            raise SettingError("check_every", "needs --match-accuracy")
-
-    @property
-    def image_size(self) -> int:
-        return self.canvas
+    def dependent(self) -> dict[str, Any]:
+        return super().dependent() | {"max_shift": 6 if self.canvas == AFFNIST_SIDE else 2, "image_size": self.canvas}
 
 
-# fmt: off
 @dataclasses.dataclass(frozen=True)
 class Options(base.Options):
     models: tuple[str, ...] = setting(MODEL_NAMES, names_of(MODEL_NAMES), "Train only these.", usual=True)
-    affnist: Path | None = setting(None, input_path,
+    affnist: Path | None = setting(None, INPUT,
         "Test on a published affNIST file (.mat) as well; needs --canvas 40.")
-    # fmt: on
-
-    def check(self, given: Mapping[str, Any]) -> None:
-        super().check(given)
-        if self.affnist and given.get("canvas") != AFFNIST_SIDE:
-            raise SettingError("affnist", f"needs --canvas {AFFNIST_SIDE}")
 
 
 # --- Affine maps of images --------------------------------------------------------------------------------------------
@@ -291,7 +297,7 @@ def make_data(config: Config) -> Data:
     return Data(
         digits.name, digits.train_images[train], digits.train_labels[train],
         single_digits(val, digits.train_labels[held_out]), digits.test_images[:n_test], digits.test_labels[:n_test],
-    )  # fmt: skip
+    )
 
 
 def resolve_defaults(config: Config, data: Data) -> Config:
@@ -335,11 +341,11 @@ def softmax_cross_entropy(scores: Array, positive: Array, n: int) -> tuple[float
     return float(-(positive * log_p).sum()) / n, (positive.sum(axis=1, keepdims=True) * np.exp(log_p) - positive) / n
 
 
-AVERAGE: Pair = (avg_pool_forward, avg_pool_backward)
+AVERAGE = Pair(avg_pool_forward, avg_pool_backward)
 LENET = CNN(
     (ConvLayer(5, 6, pool=AVERAGE), ConvLayer(5, 16, pool=AVERAGE)), {"hidden1": 120, "hidden2": 84},
     softmax_cross_entropy,
-)  # fmt: skip
+)
 
 
 # --- The models -------------------------------------------------------------------------------------------------------
@@ -416,7 +422,7 @@ def affnist_set(data: Data, config: Config) -> Batch:
 
 def make_test_sets(
     data: Data, config: Config, affnist: tuple[Array, Array] | None = None
-) -> Iterator[tuple[str, Batch]]:  # fmt: skip
+) -> Iterator[tuple[str, Batch]]:
     """The test sets by name, all but the sweep."""
     for degrees in dict.fromkeys((0.0, *config.rotation)):
         yield f"rotated_{degrees:g}" if degrees else "upright", rotated_set(data, config, degrees)
@@ -428,9 +434,9 @@ def make_test_sets(
 
 
 def run_tests(
-    config: Config, data: Data, states: dict[str, TrainState], workers: Workers,
+    config: Config, data: Data, states: Mapping[str, Any], workers: Workers,
     affnist: tuple[Array, Array] | None = None,
-) -> dict[str, dict[str, Any]]:  # fmt: skip
+) -> dict[str, dict[str, Any]]:
     """Metrics of every model on every test set, with the sweep."""
     models = make_models(config)
     tested: dict[str, dict[str, Any]] = {name: {"sweep": {}} for name in states}
@@ -450,7 +456,7 @@ def run_tests(
 
 
 def make_result(
-    config: Config, data: Data, states: dict[str, TrainState], tested: dict[str, dict[str, Any]], threads: int = 1
+    config: Config, data: Data, states: Mapping[str, Any], tested: dict[str, dict[str, Any]]
 ) -> dict[str, Any]:
     """The JSON of a run; accuracies are fractions. ``epochs`` are those that a model was trained for."""
     models: dict[str, dict[str, Any]] = {}
@@ -468,26 +474,29 @@ def make_result(
             "train_seconds": round(state.seconds, 3),
         }
     headline = f"rotated_{config.rotation[-1]:g}_accuracy"
-    return result_document(EXPERIMENT, config, data.name, models, states, headline, threads)
+    return result_document(EXPERIMENT, config, data.name, models, states, headline)
 
 
-def train_all(config: Config, data: Data, options: RunOptions = NO_OPTIONS, **more: Any) -> dict[str, TrainState]:
+def train_all(config: Config, data: Data, options: Any = NO_OPTIONS, **more: Any) -> dict[str, TrainState]:
     """Train the models one after the other, and return their states. ``more`` as in ``Session``."""
-    with Session(EXPERIMENT, config, make_models, options, **more) as session, Workers(options.threads) as workers:
+    session = Session(EXPERIMENT, config, make_models, options, **more)
+    with Workers(options.threads) as workers:
         for model, state in session.trainings(lambda _: config.n_steps):
             train(model, config, data, state, workers, session.after_step)
     return session.trained
 
 
-def run(config: Config, options: RunOptions = NO_OPTIONS, affnist: Path | None = None, **more: Any) -> dict[str, Any]:
-    """Data, trainings, tests, result. ``more`` as in ``train_all``."""
+def run(
+    config: Config, options: Any = NO_OPTIONS, affnist: Path | None = None, **more: Any
+) -> tuple[dict[str, Any], dict[str, TrainState]]:
+    """Data, trainings, tests -> the result and the states. ``more`` as in ``Session``."""
     real = read_affnist(affnist) if affnist else None
     data = make_data(config)
     config = resolve_defaults(config, data)
     states = train_all(config, data, options, **more)
     with Workers(options.threads) as workers:
         tested = run_tests(config, data, states, workers, real)
-    return make_result(config, data, states, tested, options.threads)
+    return make_result(config, data, states, tested), states
 
 
 ARTICLE = (
@@ -525,20 +534,24 @@ def format_table(result: dict[str, Any]) -> str:
 
 
 @script
-def main(argv: Sequence[str] | None = None) -> None:
-    config, options, _ = parse(
+def main(argv: Sequence[str]) -> None:
+    config, options, given = parse(
         Config, Options, argv,
         "Train a capsule network, a CNN and LeNet-5 on upright digits and test them on rotated and distorted ones.",
         [
             ("", "Three models, twelve epochs of MNIST: about 35 minutes."),
-            ("--n-train 6000 --n-epochs 4 --checkpoint run.safetensors",
+            ("--n-train 6000 --n-epochs 4 --checkpoint run.npz",
              "A short training on 6,000 digits, which is kept: about 3 minutes."),
         ],
-    )  # fmt: skip
-    result = run(config, options, options.affnist, names=options.models)
-    save_run(options.out_json, result, argv)
-    print(f"{describe(result)}\n{format_table(result)}")
+    )
+    if "check_every" in given and config.match_accuracy is None:
+        raise SettingError("check_every", "needs --match-accuracy")
+    if options.affnist and config.canvas != AFFNIST_SIDE:
+        raise SettingError("affnist", f"needs --canvas {AFFNIST_SIDE}")
+    require_own_outputs(EXPERIMENT, config, options)
+    result, states = run(config, options, options.affnist, names=options.models)
+    report(result, f"{describe(result)}\n{format_table(result)}", options, states)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -14,9 +14,9 @@ draws from results of compare_seeds.py:
 from __future__ import annotations
 
 from support.figures import (  # isort: skip
-    DATASET_NAMES, GREY, NO_SETTINGS, OutOptions, accuracy_axis, choice_of_figures, draw_histories, figure_script,
+    DATASET_NAMES, GREY, NoSettings, OutOptions, accuracy_axis, choice_of_figures, draw_histories, figure_script,
     head_legend, make_figure, median_seed, model_handles, plot_band, plural, settings_in,
-)  # fmt: skip
+)
 
 import dataclasses
 import sys
@@ -29,8 +29,8 @@ from matplotlib.lines import Line2D
 
 from more import capsule_attacks as experiment
 from more.visualize_conv_matrix_capsules import MODELS
-from support.settings import from_json, redeclared
-from support.training import RunOptions
+from smallnorb_novel_viewpoint import RunOptions, from_json
+from support.experiment import redeclared
 
 SHOWN_KINDS = {"fgsm": "one step: FGSM", "worst_case": "worst case of all attacks with this ε or a smaller one"}
 # read off figure 3 of [Hinton 2018], by epsilon
@@ -52,7 +52,7 @@ def draw_attack_seeds(path: Path = RESULT) -> Figure:
     handles = model_handles(MODELS.values())
     dotted: dict[str, Any] = {"color": GREY, "linestyle": ":", "linewidth": 1.1}
     papers = [Line2D([], [], **dotted, marker=style.marker, label=f"the paper's {style.short}: figure 3, smallNORB")
-              for style in MODELS.values()]  # fmt: skip
+              for style in MODELS.values()]
     head_legend(fig, [handle for both in zip(handles, papers, strict=True) for handle in both], 2)
     for ax, (kind, title) in zip(fig.subplots(1, 2, sharey=True), SHOWN_KINDS.items(), strict=True):
         accuracy_axis(ax, "accuracy" if kind == "fgsm" else None, CHANCE, side="left")
@@ -81,12 +81,12 @@ def draw_training_curves(options: Options, path: Path = RESULT) -> Figure:
     data = experiment.make_data(config)
     states = experiment.train_all(config, data, RunOptions(quiet=options.quiet, threads=options.threads))
     text = (f"{DATASET_NAMES[data.name]} · images not standardised · {len(data.train.labels):,} images an epoch"
-            f" · seed {seed}, the median of {len(found['runs'])}")  # fmt: skip
+            f" · seed {seed}, the median of {len(found['runs'])}")
     return draw_histories(text, TITLES, states, MODELS, CHANCE)
 
 
 OF_RUN, OF_RESULTS = {"training_curves": draw_training_curves}, {"attack_seeds": draw_attack_seeds}
-Config = NO_SETTINGS
+Config = NoSettings
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,8 +103,8 @@ main = figure_script(
         ("--figures attack_seeds", "That of the committed results: about 3 seconds."),
     ],
     lambda config, options, _: options, OF_RUN, OF_RESULTS,
-)  # fmt: skip
+)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Draw the figures of the convolutional matrix capsules into ``DIR/conv_matrix_capsules/``.
 
-    python -m more.visualize_conv_matrix_capsules --checkpoint run.safetensors
+    python -m more.visualize_conv_matrix_capsules --checkpoint run.npz
 
-draws what ``conv_matrix_capsules.py --checkpoint run.safetensors`` has trained; without ``--checkpoint`` it trains
+draws what ``conv_matrix_capsules.py --checkpoint run.npz`` has trained; without ``--checkpoint`` it trains
 first, with the same flags as that script.
 
     vote_distances.png      distances of the votes from the mean of their class capsule, in each iteration
@@ -23,7 +23,7 @@ from support.figures import (  # isort: skip
     Run, accuracy_axis, choice_of_figures, darkened, draw_histories, evenly_spaced_indices, figure_script,
     head_legend, interval, lightened, load_or_train, make_figure, model_handles, model_line, plot_band, plural,
     settings_in, tested, weighted_quantiles, with_minus_sign,
-)  # fmt: skip
+)
 
 import dataclasses
 import itertools
@@ -89,14 +89,14 @@ def draw_vote_distances(run: Run) -> Figure:
     for t, ax in zip(shown, fig.subplots(1, len(shown), sharey=True, squeeze=False)[0], strict=True):
         for name, each, colour, histtype, of_kind in (
             ("other classes", " each", BLUE, "stepfilled", ~own), ("true class", "", GREEN, "step", own)
-        ):  # fmt: skip
+        ):
             away, weights = distances[t, of_kind], mass[t, of_kind]  # (capsules, M)
             totals = weights.sum(axis=1)
             mean = ((weights * away).sum(axis=1) / np.maximum(totals, 1e-12)).mean()
             ax.hist(np.minimum(away, limit).ravel(), np.linspace(0, limit, N_BINS + 1),
                     weights=weights.ravel() / len(weights), histtype=histtype, facecolor=lightened(colour, 0.35),
                     edgecolor=colour, linewidth=1.8,
-                    label=f"{name}: {100 * totals.mean():.0f} % of the mass{each}")  # fmt: skip
+                    label=f"{name}: {100 * totals.mean():.0f} % of the mass{each}")
             ax.axvline(mean, color=darkened(colour), linestyle="--")
         ax.set(title=f"iteration {t + 1}", xlabel="distance", xlim=(0, limit))
         ax.legend(loc="upper right", reverse=True)
@@ -110,7 +110,7 @@ def draw_vote_distances(run: Run) -> Figure:
 def draw_training_curves(run: Run) -> Figure:
     config = run.config
     styles = {name: style_of(name, config.cnn) for name in run.states}
-    metrics = VIEWPOINT_METRICS if config.holds_out else {"error": f"{tested(config)} error"}
+    metrics = VIEWPOINT_METRICS if config.has_held_out else {"error": f"{tested(config)} error"}
     titles = {"train_loss": "training loss, each model's own", **metrics}
     return draw_histories(subtitle(run), titles, run.states, styles, 1 / config.n_classes)
 
@@ -178,7 +178,7 @@ def draw_novel_viewpoints(views: Sequence[Views]) -> Figure:
         draw_beyond(at, of_angle, f"new {angle}s")
         for one in of_angle:
             familiar, held_out = (np.mean([history[f"{part}_accuracy"] for history in one.histories], axis=0)
-                                  for part in ("familiar", "held_out"))  # fmt: skip
+                                  for part in ("familiar", "held_out"))
             course.plot(familiar, held_out, **model_line(one.style), zorder=3)
         course.set(
             title="after each epoch", xlabel="accuracy on the trained range", ylabel="accuracy on held-out views"
@@ -191,7 +191,7 @@ def draw_shapes_accuracy(views: Sequence[Views]) -> Figure:
     pairs = list(zip(views[::2], views[1::2], strict=True))
     fig = make_figure(1.2 + 2.5 * len(pairs), "Drawn shapes: accuracy beyond the trained range",
                       "convolutional networks of equal size · means over sets of shapes, one a seed, and 95 %"
-                      " intervals")  # fmt: skip
+                      " intervals")
     head_legend(fig, model_handles(MODELS.values()))
     for (left, right), (capsules, cnn) in zip(fig.subplots(len(pairs), 2, squeeze=False), pairs, strict=True):
         draw_beyond(left, (capsules, cnn), f"new {capsules.angle}s, {plural(len(capsules.accuracy), 'set')}")
@@ -205,7 +205,7 @@ def draw_shapes_accuracy(views: Sequence[Views]) -> Figure:
 
 PAPER_TABLE_2 = {  # errors in percent, of one network each
     "azimuth": {"cnn": [20.0], "capsules": [13.5]}, "elevation": {"cnn": [17.8], "capsules": [12.3]}
-}  # fmt: skip
+}
 
 
 def read_table_2(folder: Path) -> dict[str, dict[str, Array]]:
@@ -239,7 +239,7 @@ def draw_table_2(ours: Mapping[str, Mapping[str, Array]]) -> Figure:
             ax.bar(x, heights, 0.34, yerr=halves if title == "here" else None, capsize=3, color=style.colour, zorder=2)
             for at, height in zip(x, heights, strict=True):
                 ax.text(at, 0.6, f"{height:.1f}", ha="center", va="bottom", fontweight="bold", zorder=4,
-                        bbox={"facecolor": "white", "edgecolor": "none", "boxstyle": "round,pad=0.15"})  # fmt: skip
+                        bbox={"facecolor": "white", "edgecolor": "none", "boxstyle": "round,pad=0.15"})
         ax.set_xticks(range(len(errors)), [f"novel {angle}s" for angle in errors])
         ax.tick_params(axis="x", length=0)
         ax.grid(False, axis="x")
@@ -278,12 +278,12 @@ main = figure_script(
     experiment.EXPERIMENT, Config, Options,
     "Draw the figures of the convolutional matrix capsules, from a checkpoint or after training them.",
     [
-        ("--checkpoint run.safetensors", "All figures of these networks: about 10 seconds."),
+        ("--checkpoint run.npz", "All figures of these networks: about 10 seconds."),
         ("--figures novel_viewpoints,table_2", "From committed results of five seeds: about 5 seconds."),
     ],
     trained, OF_RUN, OF_RESULTS,
-)  # fmt: skip
+)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

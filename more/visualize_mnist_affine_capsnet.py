@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Draw the figures of the affine-digits experiment into ``DIR/mnist_affine_capsnet/``.
 
-    python -m more.visualize_mnist_affine_capsnet --checkpoint run.safetensors --outdir viz
+    python -m more.visualize_mnist_affine_capsnet --checkpoint run.npz --outdir viz
 
 draws what ``mnist_affine_capsnet.py --checkpoint FILE`` has trained; without ``--checkpoint`` the three models are
 trained first, with the flags of that script. Of reported settings it is, without --seed, the seed whose capsule network
@@ -19,7 +19,7 @@ from support.figures import (  # isort: skip
     BLACK, CAPSNET, CNN, DATASET_NAMES, LENET, FigureOptions, Run, accuracy_axis, choice_of_figures, draw_histories,
     figure_script, head_legend, load_or_train, make_figure, model_handles, plot_band, plural, show_pictures,
     with_minus_sign,
-)  # fmt: skip
+)
 
 import dataclasses
 import sys
@@ -36,9 +36,8 @@ import multimnist_capsnet as base
 from fast.workers import Workers
 from more import mnist_affine_capsnet as experiment
 from more.mnist_affine_capsnet import SWEEP, Config, Data
-from multimnist_capsnet import Array
-from support.output import UserError
-from support.settings import redeclared
+from multimnist_capsnet import Array, UserError
+from support.experiment import redeclared
 
 MODELS = {"capsnet": CAPSNET, "cnn": CNN, "lenet": LENET}
 J = base.N_CLASSES
@@ -90,11 +89,11 @@ def draw_rotation_sweep(run: Run) -> Figure:
     """Means and intervals of the reported runs with the same tests; where there are none, this run."""
     runs, n = [one["models"] for one in run.reported] or [run.tested], len(run.reported)
     accuracy = {name: np.array([[models[name]["sweep"][f"{a}"] for a in SWEEP] for models in runs])
-                for name in MODELS if name in runs[0]}  # fmt: skip
+                for name in MODELS if name in runs[0]}
     who = f"means and 95 % intervals of {n} seeds" if n > 1 else run.who
     digits = min(run.config.n_sweep, len(run.data.test_labels))
     fig = make_figure(4.6, "Trained on upright digits, tested on rotated ones",
-                      subtitle(run, f"{plural(digits, 'digit')} at each angle, {who}"))  # fmt: skip
+                      subtitle(run, f"{plural(digits, 'digit')} at each angle, {who}"))
     head_legend(fig, model_handles(MODELS[name] for name in accuracy))
     left, right = fig.subplots(1, 2, width_ratios=(5, 2.4))
     accuracy_axis(left, "accuracy", 1 / J, side="center")  # where the curves are high
@@ -139,7 +138,7 @@ def finished(asked: Config, options: Any, given: Collection[str]) -> Run:
     run = load_or_train(
         experiment, options, asked, given, resolved,
         (RESULTS, "capsnet", f"rotated_{asked.rotation[-1]:g}_accuracy"), free=TEST_FIELDS, required=("capsnet",),
-    )  # fmt: skip
+    )
     with Workers(options.threads) as workers:
         return run._replace(tested=experiment.run_tests(run.config, run.data, run.states, workers))
 
@@ -157,13 +156,13 @@ main = figure_script(
     experiment.EXPERIMENT, Config, Options,
     "Draw the figures of the affine-digits experiment, from a checkpoint or after training its models.",
     [
-        ("--checkpoint run.safetensors", "Both figures of these networks: about 2 minutes."),
+        ("--checkpoint run.npz", "Both figures of these networks: about 2 minutes."),
         ("--n-train 6000 --n-epochs 4", "Both figures, after a short training: about 4 minutes."),
-        ("--checkpoint run.safetensors --n-sweep 100", "Of fewer digits at each angle: about 1 minute."),
+        ("--checkpoint run.npz --n-sweep 100", "Of fewer digits at each angle: about 1 minute."),
     ],
     finished, OF_RUN,
-)  # fmt: skip
+)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -9,9 +9,9 @@ writes viz/networks/EXPERIMENT.svg for each experiment with its default settings
 from __future__ import annotations
 
 from support.figures import (  # isort: skip
-    BLACK, BLUE, GREEN, GREY, NO_SETTINGS, ORANGE, WIDTH, OutOptions, darkened, figure_style, lightened,
+    BLACK, BLUE, GREEN, GREY, NoSettings, ORANGE, WIDTH, OutOptions, darkened, figure_style, lightened,
     make_figure, write_if_changed,
-)  # fmt: skip
+)
 
 import importlib
 import io
@@ -29,9 +29,7 @@ import multimnist_capsnet as digits
 import smallnorb_novel_viewpoint as views
 from more import conv_matrix_capsules as conv
 from more import mnist_affine_capsnet as affine
-from support.run import count_params
-from support.script import script
-from support.settings import parse
+from smallnorb_novel_viewpoint import count_params, parse, script
 
 Array = np.ndarray
 HEIGHT = 2.6  # inches, below the subtitle
@@ -70,7 +68,7 @@ def capsnet_stages(config: Any, params: dict[str, Array]) -> list[Stage]:
         *(Stage("units", (n,), "decoder", "", "one capsule\ndense, ReLU" if k == 1 else "dense\nReLU", f"decoder{k}")
           for k, n in enumerate(decoder, 1)),
         Stage("map", (*blank.shape[1:], 1), "picture", "of one digit", "dense\nsigmoid", "decoder3"),
-    ]  # fmt: skip
+    ]
 
 
 def view_stages(config: Any, params: dict[str, Array]) -> list[Stage]:
@@ -107,7 +105,7 @@ def conv_stages(config: Any, params: dict[str, Array]) -> list[Stage]:
         layer("ConvCaps1", cache.convcaps1),
         layer("ConvCaps2", cache.convcaps2),
         Stage("capsules", (cache.a.shape[1],), "class capsules", pose, f"coordinate addition\n{routing}", "class"),
-    ]  # fmt: skip
+    ]
 
 
 Stages = Callable[[Any, dict[str, Array]], list[Stage]]
@@ -141,13 +139,13 @@ def draw_stage(ax: Axes, x: float, y: float, stage: Stage, largest: int) -> floa
         for k in range(n):
             at = y + (k - (n - 1) / 2) * gap
             ax.add_patch(Rectangle((x - 0.16, at - 0.05), 0.25, 0.1, facecolor=lightened(BLUE, 0.25), edgecolor=BLUE,
-                                   linewidth=0.8))  # fmt: skip
+                                   linewidth=0.8))
             if "activations" in stage.text:
                 ax.add_patch(Circle((x + 0.15, at), 0.035, facecolor=ORANGE, edgecolor="none"))
         return 0.2
     height = 0.5 + 0.7 * min(1.0, stage.shape[0] / 600)
     ax.add_patch(Rectangle((x - 0.06, y - height / 2), 0.12, height, facecolor=lightened(GREEN, 0.25), edgecolor=GREEN,
-                           linewidth=0.8))  # fmt: skip
+                           linewidth=0.8))
     return 0.08
 
 
@@ -198,15 +196,15 @@ def svg_bytes(name: str) -> bytes:
 
 
 @script
-def main(argv: Sequence[str] | None = None) -> None:
+def main(argv: Sequence[str]) -> None:
     _, options, _ = parse(
-        NO_SETTINGS, OutOptions, argv, "Draw the four capsule networks as SVG, with their real shapes and numbers of"
+        NoSettings, OutOptions, argv, "Draw the four capsule networks as SVG, with their real shapes and numbers of"
         " parameters.", [("", "All four drawings: about 3 seconds.")],
         "The drawings go to DIR/networks/, where DIR is --outdir.",
-    )  # fmt: skip
+    )
     for name in NETWORKS:
         print(write_if_changed(options.outdir / "networks" / f"{name}.svg", svg_bytes(name)))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

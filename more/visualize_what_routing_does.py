@@ -11,10 +11,13 @@ Without --seed it is the reported seed whose routed capsules have the median acc
 
 from __future__ import annotations
 
+from smallnorb_novel_viewpoint import RunOptions, Settings, TrainState, int_in, setting
+from support.experiment import redeclared
+
 from support.figures import (  # isort: skip
     BLACK, DATASET_NAMES, EM_CAPSULES, GREEN, SKY, VIEWPOINT_METRICS, ModelStyle, OutOptions, draw_histories,
     figure_script, median_seed, plural, settings_in,
-)  # fmt: skip
+)
 
 import dataclasses
 import sys
@@ -23,10 +26,8 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from more import conv_matrix_capsules as conv
 from more import what_routing_does as experiment
-from support.run import TrainState
-from support.settings import int_in, redeclared, setting
-from support.training import RunOptions
 
 RESULTS = Path("results") / experiment.EXPERIMENT / "assignments.json#routed"
 VARIANTS: dict[str, tuple[ModelStyle, dict[str, Any]]] = {  # what is replaced
@@ -40,10 +41,10 @@ TITLES = {"train_loss": "training loss, each one's own", **VIEWPOINT_METRICS}
 
 
 @dataclasses.dataclass(frozen=True)
-class Config:
+class Config(Settings):
     seed: int | None = setting(None, int_in(0, 2**32 - 1), "Seed of the shapes and the trainings.",
-        shown="that of the median accuracy of the results", usual=True)  # fmt: skip
-    n_epochs: int = redeclared(experiment.Config, "n_epochs")
+        shown="that of the median accuracy of the results", usual=True)
+    n_epochs: int = redeclared(experiment.Config, "n_epochs", conv.Config().n_epochs)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +59,7 @@ def draw_training_curves(of: tuple[Config, Options]) -> Figure:
     if seed is None:
         runs = settings_in(RESULTS)[0]["runs"]
         seed = median_seed(runs, "capsules", "held_out_accuracy")
-        who = f"seed {seed}" + f", the median of {len(runs)}" * (config.n_epochs == experiment.Config.n_epochs)
+        who = f"seed {seed}" + f", the median of {len(runs)}" * (config.n_epochs == conv.Config().n_epochs)
     states: dict[str, TrainState] = {}
     for name, (_, parts) in VARIANTS.items():
         one = experiment.Config(seed=seed, n_epochs=config.n_epochs, **parts)
@@ -79,8 +80,8 @@ main = figure_script(
         ("--seed 1 --n-epochs 2", "Of another seed, and shorter: about 15 seconds."),
     ],
     lambda config, options, _: (config, options), {"training_curves": draw_training_curves},
-)  # fmt: skip
+)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -2,7 +2,7 @@
 """A sheet of ten of your own pictures, as the networks of your_own_images.py see them.
 
     python -m more.visualize_your_own_images --data-dir FOLDER
-    python -m more.visualize_your_own_images --data-dir FOLDER --checkpoint run.safetensors
+    python -m more.visualize_your_own_images --data-dir FOLDER --checkpoint run.npz
 
 writes viz/your_own_images/pictures.png: ten test pictures and their classes and, with a checkpoint, the networks'
 answers and what the CapsNet draws of each picture from its longest capsule.
@@ -13,7 +13,7 @@ from __future__ import annotations
 from support.figures import (  # isort: skip
     CAPSNET, CNN, EM_CAPSULES, GREEN, GREY, RIGHT, WRONG, OutOptions, darkened, evenly_spaced_indices, figure_script,
     make_figure, show_pictures,
-)  # fmt: skip
+)
 
 import dataclasses
 import sys
@@ -27,10 +27,8 @@ from matplotlib.font_manager import findfont, fontManager, get_font
 
 from fast.workers import SERIAL
 from more import your_own_images as own
-from support.checkpoints import load_checkpoint, unfinished
-from support.output import UserError, print_message
-from support.run import TrainState
-from support.settings import SettingError, input_path, redeclared, require_same, setting
+from smallnorb_novel_viewpoint import INPUT, SettingError, Settings, TrainState, UserError, print_message, setting
+from support.experiment import load_checkpoint, redeclared, require_same, unfinished
 
 Array = np.ndarray
 MODELS = {"capsules": EM_CAPSULES, "cnn": CNN, "capsnet": CAPSNET._replace(colour=GREEN, marker="D")}
@@ -39,7 +37,7 @@ MOST_LETTERS = 10
 
 
 @dataclasses.dataclass(frozen=True)
-class Config:
+class Config(Settings):
     """What of a training decides which pictures its test has, and how the networks are shown them."""
 
     data_dir: Path | None = redeclared(own.Config, "data_dir")
@@ -51,7 +49,7 @@ class Config:
 @dataclasses.dataclass(frozen=True)
 class Options(OutOptions):
     checkpoint: Path | None = setting(
-        None, input_path, "Show the answers and reconstructions of these networks.", usual=True
+        None, INPUT, "Show the answers and reconstructions of these networks.", usual=True
     )
 
 
@@ -100,7 +98,7 @@ def sheet(images: Array, labels: Array, names: Sequence[str], answers: dict[str,
             grid.frame(row, n, GREY, 0.8)
         for line, answer in enumerate(answers.values()):
             grid.write(last, n, shown[answer[n]], 24 + 14 * line,
-                       color=darkened(RIGHT if answer[n] == label else WRONG), **named)  # fmt: skip
+                       color=darkened(RIGHT if answer[n] == label else WRONG), **named)
     for line, name in enumerate(answers):
         style = MODELS[name]
         grid.write(last, -0.5, style.short, 24 + 14 * line, color=darkened(style.colour), ha="right", **named)
@@ -144,11 +142,11 @@ main = figure_script(
     own.EXPERIMENT, Config, Options, "Draw a sheet of ten of your own pictures as the networks see them.",
     [
         ("--data-dir photographs", "Ten test pictures: about 2 seconds."),
-        ("--data-dir photographs --checkpoint run.safetensors", "And the networks' answers: about 3 seconds."),
+        ("--data-dir photographs --checkpoint run.npz", "And the networks' answers: about 3 seconds."),
     ],
     shown_pictures, {"pictures": lambda shown: sheet(*shown)},
-)  # fmt: skip
+)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -50,12 +50,30 @@ from fast.optimizers import adamw_step
 from fast.workers import Workers
 from more import conv_matrix_capsules as conv
 from more import mnist_affine_capsnet as affine
-from multimnist_capsnet import Array, Batch, Network, Pair, Params, Parts
-from support.results import model_metrics, result_document, save_run
-from support.run import Stream, TrainState, count_params, generator
-from support.script import script
-from support.settings import SettingError, float_in, folder, from_json, int_in, parse, redeclared, setting
-from support.training import NO_OPTIONS, RunOptions, Session
+from multimnist_capsnet import Array, Batch, CapsNetConfig, Pair, Params, Parts
+from smallnorb_novel_viewpoint import (
+    FOLDER,
+    NO_OPTIONS,
+    RunOptions,
+    Session,
+    SettingError,
+    Settings,
+    Stream,
+    TrainState,
+    count_params,
+    float_in,
+    from_json,
+    generator,
+    int_in,
+    model_metrics,
+    parse,
+    report,
+    require_own_outputs,
+    result_document,
+    script,
+    setting,
+)
+from support.experiment import redeclared
 
 # Dimension letters
 #   B  images of a batch              I  capsules, or types, below           J  capsules, or types, above
@@ -66,7 +84,7 @@ from support.training import NO_OPTIONS, RunOptions, Session
 EXPERIMENT = "what_routing_does"
 AFFNIST: dict[str, Any] = {  # the settings of that study
     "canvas": 40, "max_shift": 6, "conv_channels": 16, "primary_types": 4, "match_accuracy": 0.98, "check_every": 200,
-}  # fmt: skip
+}
 
 
 # --- Configuration: user inputs only ----------------------------------------------------------------------------------
@@ -76,23 +94,26 @@ OF_STUDIES: dict[str, tuple[str, ...]] = {  # the studies to which a field appli
     "n_epochs": ("shapes", *CAPSNET), "lr": ("shapes", *CAPSNET), "data_dir": CAPSNET, "recon_weight": CAPSNET,
     "assignments": ("shapes", *PARTS), "loss": ("shapes", *PARTS), "vote_bias": ("shapes",), "transform": PARTS,
     "activation": PARTS, "n_val": ("composites",),
-}  # fmt: skip
+}
 
 
-# fmt: off
+DEPENDENT = ("n_epochs", "lr")  # of the study
+SCRIPTS: dict[str, Any] = {"shapes": conv, "composites": base, "couplings": base, "affnist": affine}
+
+
 @dataclasses.dataclass(frozen=True)
-class Config:
+class Config(Settings):
     """One run."""
 
     study: str = setting("shapes", ("shapes", "signs", *CAPSNET), "Train convolutional matrix capsules on drawn shapes;"
         " a layer of class capsules on poses and their negatives; or a CapsNet on composites of two digits, with"
         " couplings then test it with other couplings, or, with affnist, on single digits, and test distorted ones.",
         usual=True, group="data")
-    data_dir: Path | None = setting(None, folder, "Folder of the four MNIST files.")
+    data_dir: Path | None = setting(None, FOLDER, "Folder of the four MNIST files.")
     n_val: int | None = setting(None, int_in(1, 10**6), "Hold N training digits out, and test on composites of them.")
-    seed: int = redeclared(Network, "seed", group="")
-    n_epochs: int = setting(conv.Config.n_epochs, int_in(1, 100_000), "Train for N passes over the training set.",
-        shown=f"{conv.Config.n_epochs}, with digits {base.Config.n_epochs}", usual=True, group="training")
+    seed: int = redeclared(CapsNetConfig, "seed", group="")
+    n_epochs: int = setting(None, int_in(1, 100_000), "Train for N passes over the training set.",
+        f"{conv.Config().n_epochs}, with digits {base.Config.n_epochs}", usual=True, group="training")
     assignments: str = setting("routed", ("routed", "even", "random"), "Assign children to parents by routing; evenly;"
         " or, in a CapsNet, at random, drawn once for each pair of capsules.", usual=True, group="parts")
     loss: str = setting("paper", ("paper", "cross-entropy"), "Loss: the paper's, which is the spread loss of matrix"
@@ -102,28 +123,26 @@ class Config:
         " or all of them one.")
     activation: str = setting("squash", ("squash", "relu", "published"), "Squash the capsules of a CapsNet; or take the"
         " ReLU of primary capsules, and nothing of digit capsules; or scale and shift them first, as published code.")
-    recon_weight: float = setting(Network.recon_weight, float_in(0, 1000),
+    recon_weight: float = setting(CapsNetConfig.recon_weight, float_in(0, 1000),
         "Weight of the squared error of a CapsNet's reconstruction in the loss.")
-    plain: bool = redeclared(Network, "plain")
-    lr: float = conv.Config.lr  # that of the study's networks
+    plain: bool = redeclared(CapsNetConfig, "plain")
+    lr: Any = None  # that of the study's networks
     dataset: str = "auto"  # of digits; or what was found
-    # fmt: on
 
-    @classmethod
-    def defaults(cls, given: Mapping[str, Any]) -> dict[str, Any]:
-        study = given.get("study", cls.study)
-        if study not in CAPSNET:
+    def dependent(self) -> dict[str, Any]:
+        if self.study == "signs":
             return {}
-        return {"n_epochs": base.Config.n_epochs, "lr": (affine if study == "affnist" else base).Config.lr}
+        script = SCRIPTS[self.study]
+        length = base.Config.n_epochs if self.study in CAPSNET else conv.Config().n_epochs
+        return {"n_epochs": length, "lr": script.Config.lr}
 
-    def check(self, given: Mapping[str, Any]) -> None:
+    def check(self) -> None:
         for name, studies in {**OF_STUDIES, "plain": ("shapes", *CAPSNET)}.items():
-            if name in given and self.study not in studies:
+            is_set = getattr(self, name) != getattr(Config, name) and (name not in DEPENDENT or self.study == "signs")
+            if is_set and self.study not in studies:
                 raise SettingError(name, f"does not apply to --study {self.study}")
         if self.assignments == "random" and self.study == "shapes":
             raise SettingError("assignments", "random is for a CapsNet")
-        if self.study == "signs" and (unused := [name for name in ("checkpoint", "resume") if name in given]):
-            raise SettingError(unused[0], "--study signs takes seconds and saves nothing")
 
 
 Options = RunOptions  # those of every training
@@ -132,7 +151,7 @@ Options = RunOptions  # those of every training
 # --- EM routing over receptive fields: even assignments, and a learned bias of the votes ------------------------------
 
 
-def biased_votes(bias: Array) -> Pair:
+def biased_votes(bias: Array) -> viewpoint.Pair:
     """The pair of votes M_i W_ij + b_j with the bias (J, D). [Peer 2019]
 
     The mean of votes whose weights have the sum 1 moves by the bias, and no distance changes. Where a parent has hardly
@@ -148,13 +167,13 @@ def biased_votes(bias: Array) -> Pair:
         # votes = pose w + bias
         return *viewpoint.votes_backward(dvotes, cache), dvotes.sum(axis=(0, 1))
 
-    return forward, backward
+    return viewpoint.Pair(forward, backward)
 
 
 def biased_routing_forward(
     pose: Array, a_in: Array, w: Array, beta_a: Array, beta_v: Array, bias: Array, n_iters: int, variance_floor: float,
     k: int, stride: int = 1, offset: Array | None = None,
-) -> tuple[Array, Array, conv.FieldRoutingCache]:  # fmt: skip
+) -> tuple[Array, Array, conv.FieldRoutingCache]:
     """``conv.field_routing_forward`` with a bias (J, D) of the votes for a parent of each type."""
     settings = n_iters, variance_floor, k, stride, offset
     return conv.field_routing_forward(pose, a_in, w, beta_a, beta_v, *settings, biased_votes(bias))
@@ -232,19 +251,30 @@ def sign_study(seed: int) -> dict[str, Any]:
 
 # --- Parts of a CapsNet -----------------------------------------------------------------------------------------------
 
-RELU: Pair = (base.relu_forward, base.relu_backward)
-IDENTITY: Pair = (lambda s: (s, None), lambda dv, _: dv)
+def identity_forward(s: Array) -> tuple[Array, None]:
+    return s, None
+
+
+def identity_backward(dv: Array, _: None) -> Array:
+    return dv
+
+
+RELU = Pair(base.relu_forward, base.relu_backward)
+IDENTITY = Pair(identity_forward, identity_backward)
 
 
 def published_squash(divisor: float) -> Pair:
     """squash(s / divisor + 0.1). The published code divides primary capsules by 32, and adds biases that start at 0.1
     to them and, in every iteration, to digit capsules. Here these biases are constant."""
 
+    def forward(s: Array) -> tuple[Array, Any]:
+        return base.squash_forward(s / divisor + 0.1)
+
     def backward(dv: Array, cache: Any) -> Array:
         # s / divisor + 0.1
         return base.squash_backward(dv, cache) / divisor
 
-    return lambda s: base.squash_forward(s / divisor + 0.1), backward
+    return Pair(forward, backward)
 
 
 def random_couplings(n_children: int, n_parents: int) -> Array:
@@ -254,47 +284,47 @@ def random_couplings(n_children: int, n_parents: int) -> Array:
 
 
 def fixed(couplings: Array) -> Pair:
-    """The pair of a routing that has ``couplings`` (I, J) for every image; ``n_iters`` and ``policy`` mean nothing in
-    it."""
+    """The pair of a routing that has ``couplings`` (I, J) for every image, where ``n_iters`` and ``routing_grad`` mean
+    nothing."""
 
     def forward(u: Array, w: Array, n_iters: int, squash: Pair) -> tuple[Array, Any]:
         """u (B, I, P), w (I, P, J, D) -> v (B, J, D)."""
         cu = couplings.T.astype(u.dtype)[..., None, None] * u.transpose(1, 2, 0)  # (J, I, P, B)
         rows = cu.reshape(len(cu), -1, len(u))  # (J, I*P, B)
         columns = w.transpose(2, 0, 1, 3).reshape(len(cu), rows.shape[1], -1)  # (J, I*P, D)
-        v, squash_cache = squash[0]((rows.swapaxes(1, 2) @ columns).swapaxes(0, 1))
+        v, squash_cache = squash.forward((rows.swapaxes(1, 2) @ columns).swapaxes(0, 1))
         return v, (rows, columns, squash_cache, squash, u.shape)
 
-    def backward(dv: Array, cache: Any, policy: str) -> tuple[Array, Array]:
+    def backward(dv: Array, cache: Any, routing_grad: str) -> tuple[Array, Array]:
         rows, columns, squash_cache, squash, (B, I, P) = cache
         J, _, D = columns.shape
         # v = squash(s), s = rows^T columns, rows = c u
-        ds = squash[1](dv, squash_cache).swapaxes(0, 1)  # (J, B, D)
+        ds = squash.backward(dv, squash_cache).swapaxes(0, 1)  # (J, B, D)
         dw = (rows @ ds).reshape(J, I, P, D).transpose(1, 2, 0, 3)
         drows = (columns @ ds.swapaxes(1, 2)).reshape(J, I, P, B)
         return np.einsum("ij,jipb->bip", couplings.astype(dv.dtype), drows), dw
 
-    return forward, backward
+    return Pair(forward, backward)
 
 
 def shared(routing: Pair) -> Pair:
     """The same routing with one transformation w (1, P, J, D) for all primary capsules. [Gu 2020]"""
 
     def forward(u: Array, w: Array, n_iters: int, squash: Pair) -> tuple[Array, Any]:
-        return routing[0](u, np.repeat(w, u.shape[1], axis=0), n_iters, squash)
+        return routing.forward(u, np.repeat(w, u.shape[1], axis=0), n_iters, squash)
 
-    def backward(dv: Array, cache: Any, policy: str) -> tuple[Array, Array]:
-        du, dw = routing[1](dv, cache, policy)
+    def backward(dv: Array, cache: Any, routing_grad: str) -> tuple[Array, Array]:
+        du, dw = routing.backward(dv, cache, routing_grad)
         # w_i = w
         return du, dw.sum(axis=0, keepdims=True)
 
-    return forward, backward
+    return Pair(forward, backward)
 
 
 def make_parts(
-    config: Network, assignments: str = "routed", transform: str = "own", activation: str = "squash",
+    config: CapsNetConfig, assignments: str = "routed", transform: str = "own", activation: str = "squash",
     loss: str = "paper",
-) -> Parts:  # fmt: skip
+) -> Parts:
     """The parts of a network by their names: assignments "routed", "even" or "random"; transform "own" or "shared";
     activation "squash", "relu" or "published"; loss "paper" or "cross-entropy"."""
     parts = base.parts_of(config)
@@ -313,7 +343,7 @@ def make_parts(
     return parts
 
 
-def make_model(config: Network, transform: str = "own", **names: str) -> base.Model:
+def make_model(config: CapsNetConfig, transform: str = "own", **names: str) -> base.Model:
     """A CapsNet of these parts, see ``make_parts``."""
     model = base.capsnet_model(config, make_parts(config, transform=transform, **names))
 
@@ -368,15 +398,13 @@ def routing_study(config: base.Config, params: Params, batch: Batch, workers: Wo
 # --- A run from beginning to end --------------------------------------------------------------------------------------
 
 
-SCRIPTS: dict[str, Any] = {"shapes": conv, "composites": base, "couplings": base, "affnist": affine}
-
 
 def network_config(config: Config) -> Any:
     """The configuration of the base script."""
     common = {name: getattr(config, name) for name in ("seed", "n_epochs", "lr", "plain")}
     if config.study == "shapes":
         loss = "spread" if config.loss == "paper" else config.loss
-        return conv.Config(dataset="shapes", loss=loss, **viewpoint.VIEWS["shapes"], **common)
+        return conv.Config(dataset="shapes", loss=loss, **common)
     common |= {name: getattr(config, name) for name in ("dataset", "data_dir", "recon_weight")}
     if config.study == "affnist":
         return affine.Config(**(AFFNIST | common))
@@ -395,13 +423,14 @@ def make_models(config: Config) -> dict[str, Any]:
     return {"capsnet": make_model(network_config(config), **names)}
 
 
-def train_all(config: Config, data: Any, options: RunOptions = NO_OPTIONS, **more: Any) -> dict[str, TrainState]:
+def train_all(config: Config, data: Any, options: Any = NO_OPTIONS, **more: Any) -> dict[str, TrainState]:
     """Train the network, and return its state by its name. ``more`` as in ``Session``."""
     network = network_config(config)
     if config.study == "affnist":
         network = affine.resolve_defaults(network, data)
     per_epoch = conv.steps_per_epoch(network, data) if config.study == "shapes" else network.steps_per_epoch
-    with Session(EXPERIMENT, config, make_models, options, **more) as session, Workers(options.threads) as workers:
+    session = Session(EXPERIMENT, config, make_models, options, **more)
+    with Workers(options.threads) as workers:
         for model, state in session.trainings(lambda _: per_epoch * config.n_epochs):
             SCRIPTS[config.study].train(model, network, data, state, workers, session.after_step)
     return session.trained
@@ -418,12 +447,12 @@ def affnist_study(config: Config, params: Params, data: affine.Data, workers: Wo
 HEADLINES = {"shapes": "held_out_accuracy", "signs": "sign_accuracy", "affnist": "affnist_accuracy"}
 
 
-def run(config: Config, options: RunOptions = NO_OPTIONS, **more: Any) -> dict[str, Any]:
-    """Data, training, tests, result. ``more`` as in ``train_all``."""
+def run(config: Config, options: Any = NO_OPTIONS, **more: Any) -> tuple[dict[str, Any], Mapping[str, Any]]:
+    """Data, training, tests -> result, states. ``more`` as in ``train_all``."""
     headline = HEADLINES.get(config.study, "set_accuracy")
     if config.study == "signs":
         models = {"capsules": sign_study(config.seed)}
-        return result_document(EXPERIMENT, config, "signs", models, {}, headline, threads=1)
+        return result_document(EXPERIMENT, config, "signs", models, {}, headline), {}
     data = make_data(config)
     if config.study in CAPSNET:
         config = base.resolve_auto(config, data)
@@ -435,7 +464,7 @@ def run(config: Config, options: RunOptions = NO_OPTIONS, **more: Any) -> dict[s
             metrics |= routing_study(network_config(config), state.params, data.test, workers)
         elif config.study == "affnist":
             metrics |= affnist_study(config, state.params, data, workers)
-    return result_document(EXPERIMENT, config, data.name, {name: metrics}, states, headline, options.threads)
+    return result_document(EXPERIMENT, config, data.name, {name: metrics}, states, headline), states
 
 
 def describe(result: dict[str, Any]) -> str:
@@ -450,7 +479,7 @@ def describe(result: dict[str, Any]) -> str:
 
 
 @script
-def main(argv: Sequence[str] | None = None) -> None:
+def main(argv: Sequence[str]) -> None:
     config, options, _ = parse(
         Config, Options, argv,
         "Replace one part of a capsule network, and train and test it.",
@@ -459,11 +488,13 @@ def main(argv: Sequence[str] | None = None) -> None:
             ("--assignments even", "The same with even assignments: about 20 seconds."),
             ("--study signs", "Poses against their negatives, without and with a bias: about 2 seconds."),
         ],
-    )  # fmt: skip
-    result = run(config, options)
-    save_run(options.out_json, result, argv)
-    print(describe(result))
+    )
+    if config.study == "signs" and options.checkpoint:
+        raise SettingError("checkpoint", "--study signs takes seconds and saves nothing")
+    require_own_outputs(EXPERIMENT, config, options)
+    result, states = run(config, options)
+    report(result, describe(result), options, states)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -18,8 +18,8 @@ training pictures become 0 and 1, for the test and for --predict too. Without a 
 
 Run it (three networks, seed 0; then ask the trained networks):
 
-    python -m more.your_own_images --data-dir FOLDER --checkpoint run.safetensors
-    python -m more.your_own_images --checkpoint run.safetensors --predict PICTURES
+    python -m more.your_own_images --data-dir FOLDER --checkpoint run.npz
+    python -m more.your_own_images --checkpoint run.npz --predict PICTURES
 """
 
 from __future__ import annotations
@@ -33,31 +33,54 @@ import json
 import math
 import sys
 import time
+import tracemalloc
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 import multimnist_capsnet as digits
+import smallnorb_novel_viewpoint as viewpoint
 from data.labelled_pictures import Labelled, PictureSets, is_picture, read_sets, visible_files
 from data.pictures import Levels, square_of_set
+from data.places import expanded
 from fast import optimizers
 from fast.workers import Workers, default_threads
 from more import conv_matrix_capsules as conv
 from more.conv_matrix_capsules import Examples
-from support.checkpoints import read_checkpoint, unfinished
-from support.output import UserError, atomic_write, one_line, print_message, progress_bar
-from support.results import model_metrics, result_document, save_run
-from support.run import Stream, TrainState, generator, permutation, require_finite
-from support.script import script
+from smallnorb_novel_viewpoint import (
+    FOLDER,
+    NO_OPTIONS,
+    OUTPUT,
+    Callback,
+    Session,
+    SettingError,
+    Settings,
+    Stream,
+    TrainState,
+    UserError,
+    count_params,
+    generator,
+    int_in,
+    model_metrics,
+    names_of,
+    one_line,
+    parse,
+    permutation,
+    print_message,
+    read_checkpoint,
+    report,
+    require_finite,
+    require_own_outputs,
+    result_document,
+    script,
+    setting,
+    write_file,
+)
+from support.experiment import PredictOptions, require_alone, unfinished, with_progress
 from support.tables import class_accuracies, confusion_lines, confusion_matrix, describe_classes
-from support.training import NO_OPTIONS, Callback, PredictOptions, RunOptions, Session
-
-from support.settings import (  # isort: skip
-    SettingError, folder, int_in, names_of, output_path, parse, setting,
-)  # fmt: skip
 
 # Dimension letters
 #   B  pictures of a batch   N  pictures of a set   S  rows, and columns, of a picture   C  channels   J  classes
@@ -77,15 +100,16 @@ MARGIN_EPOCHS = 10  # in which the margin of the capsules' loss rises, where the
 # --- Configuration ----------------------------------------------------------------------------------------------------
 
 
-# fmt: off
 @dataclasses.dataclass(frozen=True)
-class Config:
-    data_dir: Path | None = setting(None, folder, "Folder of the pictures, with a sub-folder for each class; or a .npz"
+class Config(Settings):
+    data_dir: Path | None = setting(None, FOLDER, "Folder of the pictures, with a sub-folder for each class; or a .npz"
         " file of x_train, y_train and perhaps x_test, y_test.", usual=True, free=True, group="pictures")
     image_size: int | None = setting(None, int_in(20, 64), "Resize the pictures to N x N pixels.", usual=True,
         shown="their own size, but at least {} and at most {}".format(*SIDES))
     colour: str = setting("grey", ("grey", "rgb"), "Show the pictures to the networks in grey or in colour.",
         usual=True)
+    n_train: int | None = setting(None, int_in(1, 10**9), "Train on about N of the training pictures, of each class the"
+        " same share.", shown="all of them")
     seed: int = setting(0, int_in(0, 2**32 - 1), "Seed of the test set that is drawn, the initial weights and the order"
         " of the pictures.", usual=True, group="training")
     n_epochs: int | None = setting(None, int_in(1, 100_000), "Train for N passes over the training pictures.",
@@ -98,7 +122,6 @@ class Config:
     pictures: str = ""  # a checksum of the training pictures
 
     dtype = "float32"
-# fmt: on
 
     @property
     def length_is_free(self) -> bool:
@@ -109,15 +132,13 @@ class Config:
         return 3 if self.colour == "rgb" else 1
 
 
-# fmt: off
 @dataclasses.dataclass(frozen=True)
 class Options(PredictOptions):
     models: tuple[str, ...] = setting(MODEL_NAMES, names_of(MODEL_NAMES), "Train these networks alone.", usual=True)
-    out: Path | None = setting(None, output_path, "Write the answers of --predict to this file, as JSON if it ends"
+    out: Path | None = setting(None, OUTPUT, "Write the answers of --predict to this file, as JSON if it ends"
         " in .json, else as CSV.", usual=True)
     threads: int = setting(default_threads(), int_in(1, 256), "Use N threads. No number depends on it.",
         shown="one for each processor, at most 4")
-# fmt: on
 
 
 # --- Data -------------------------------------------------------------------------------------------------------------
@@ -127,7 +148,7 @@ def make_data(config: Config) -> PictureSets:
     """Raises UserError where there are no pictures of two classes."""
     assert config.data_dir
     rng = generator(config.seed, Stream.DATA)
-    return read_sets(config.data_dir, config.image_size or SIDES, config.channels, rng)
+    return read_sets(config.data_dir, config.image_size or SIDES, config.channels, rng, config.n_train)
 
 
 def resolved(config: Config, data: PictureSets) -> Config:
@@ -136,7 +157,7 @@ def resolved(config: Config, data: PictureSets) -> Config:
     return dataclasses.replace(
         config, image_size=side, n_epochs=config.n_epochs or max(1, min(30, round(MOST_SHOWN / n))),
         class_names=data.classes, grey_levels=data.levels, pictures=f"{zlib.crc32(data.train.images.tobytes()):08x}",
-    )  # fmt: skip
+    )
 
 
 def in_floats(images: Array) -> Array:
@@ -167,14 +188,14 @@ class Model(NamedTuple):
 
 
 def sized(settings: Any, config: Config, **more: Any) -> Any:
-    """The settings of the networks of another script for these pictures."""
+    """The settings of another script's networks, for these pictures."""
     own = {"image_size": config.image_size, "in_channels": config.channels, "n_classes": len(config.class_names)}
-    return type("Sized", (settings,), own)(plain=config.plain, **more)
+    return settings(plain=config.plain, **own, **more)
 
 
 def make_models(config: Config) -> dict[str, Model]:
     """By name, in the order of the result table."""
-    on_grids, net = conv.make_models(sized(conv.Config, config)), sized(digits.Network, config)
+    on_grids, net = conv.make_models(sized(conv.Config, config)), sized(digits.CapsNetConfig, config)
 
     def on_grid(name: str, answers: Callable[[Array], Array]) -> Model:
         it = on_grids[name]
@@ -192,12 +213,12 @@ def make_models(config: Config) -> dict[str, Model]:
             "capsnet", lambda rng: digits.capsnet_init(rng, net), loss_and_grads,
             lambda params, images: digits.capsnet_forward(params, images, net)[0], 16,
         ),
-    }  # fmt: skip
+    }
 
 
 def reconstructions(params: Params, images: Array, config: Config) -> Array:
     """Images (B, S, S, C) -> what the CapsNet draws of each from its longest capsule (B, S, S, C)."""
-    lengths, cache = digits.capsnet_forward(params, images, sized(digits.Network, config))
+    lengths, cache = digits.capsnet_forward(params, images, sized(digits.CapsNetConfig, config))
     masked, _ = digits.mask_forward(cache.v, lengths.argmax(axis=1)[:, None])
     return digits.decoder_forward(params, masked)[0].reshape(images.shape)
 
@@ -229,7 +250,7 @@ def train(
     n, per_epoch = len(data.train.labels), steps_per_epoch(data)
     n_steps = per_epoch * config.n_epochs
     n_rising = n_steps if config.lr_schedule == "linear" else per_epoch * MARGIN_EPOCHS
-    update = digits.adamw_step if config.plain else optimizers.adamw_step
+    update = viewpoint.adamw_step if config.plain else optimizers.adamw_step
     while state.step < n_steps:
         started = time.perf_counter()
         batch = training_batch(data, config, state.step)
@@ -249,10 +270,50 @@ def train(
         callback(state, epoch_ended)
 
 
+class Cost(NamedTuple):
+    seconds: float
+    memory: float  # bytes
+
+
+LONG = Cost(600, 2 << 30)  # what more than that takes is told before
+
+
+def cost(model: Model, config: Config, data: PictureSets, n_steps: int, threads: int) -> Cost:
+    """What a training takes, about: from a step on one picture and one on three, since both grow by the picture."""
+    state, taken = TrainState(model.name, model.init_params(np.random.default_rng(0))), list[Cost]()
+    update = digits.adamw_step if config.plain else optimizers.adamw_step
+    for n in (1, 1, 3):  # the first has to make what the others find
+        part = Examples(in_floats(data.train.images[:n]), data.train.labels[:n])
+        tracemalloc.start()
+        started = time.monotonic()
+        _, grads = model.loss_and_grads(1.0, state.params, part, n)
+        taken.append(Cost(time.monotonic() - started, tracemalloc.get_traced_memory()[1]))
+        tracemalloc.stop()
+    started = time.monotonic()
+    update(state, [grads], LEARNING_RATES[model.name])
+    once, each = taken[1], Cost(*(max(0.0, (b - a) / 2) for a, b in zip(*taken[1:], strict=True)))
+    n = min(BATCH_SIZE, len(data.train.labels))
+    n_parts = math.ceil(n / model.part_size)
+    at_once, size = min(threads, n_parts), 4 * count_params(state.params)
+    step = (n_parts * once.seconds + (n - n_parts) * each.seconds) / at_once + time.monotonic() - started
+    tests = each.seconds / 3 * len(data.test.labels) / threads * n_steps / steps_per_epoch(data)  # forward alone
+    part_memory = once.memory + (n / n_parts - 1) * each.memory - size
+    return Cost(step * n_steps + tests, (3 + n_parts) * size + at_once * part_memory)  # and both moments of Adam
+
+
+def tell_cost(name: str, expected: Cost) -> None:
+    """A line on a training that takes long or much."""
+    if expected.seconds > LONG.seconds or expected.memory > LONG.memory:
+        minutes, gib = expected.seconds / 60, expected.memory / 2**30
+        time = f"{minutes:,.0f} minutes" if minutes < 120 else f"{minutes / 60:,.0f} hours"
+        print_message(f"warning: {name} will train for about {time} and take about {gib:.1f} GiB of memory; less with a"
+                      " smaller --n-train, --n-epochs or --image-size, or without it in --models")
+
+
 # --- A run from beginning to end --------------------------------------------------------------------------------------
 
 
-def run(config: Config, options: RunOptions = NO_OPTIONS, **more: Any) -> dict[str, Any]:
+def run(config: Config, options: Any = NO_OPTIONS, **more: Any) -> tuple[dict[str, Any], Mapping[str, Any]]:
     """Data, trainings, result: accuracies are fractions, "confusion" counts test pictures by model, true class and
     answer. ``more`` as in ``Session``."""
     data = make_data(config)
@@ -262,13 +323,17 @@ def run(config: Config, options: RunOptions = NO_OPTIONS, **more: Any) -> dict[s
     if not options.quiet:
         print_message(describe_classes(by_class, data.train.images.shape[1], config.colour).splitlines()[0].rstrip(":"))
     models, confusions = {}, {}
-    with Session(EXPERIMENT, config, make_models, options, **more) as session, Workers(options.threads) as workers:
+    session = Session(EXPERIMENT, config, make_models, options, **more)
+    with Workers(options.threads) as workers:
+        for name, state in session.trained.items():
+            if n_steps := steps_per_epoch(data) * (config.n_epochs or 0) - state.step:
+                tell_cost(name, cost(session.models[name], config, data, n_steps, options.threads))
         for model, state in session.trainings(lambda _: steps_per_epoch(data) * (config.n_epochs or 0)):
             train(model, config, data, state, workers, session.after_step)
             confusion, _ = evaluate(model, state.params, data.test, len(data.classes), workers)
             models[model.name], confusions[model.name] = model_metrics(state), confusion.tolist()
-    result = result_document(EXPERIMENT, config, "images", models, session.trained, "accuracy", options.threads)
-    return result | {"classes": by_class, "confusion": confusions}
+    result = result_document(EXPERIMENT, config, "images", models, session.trained, "accuracy")
+    return result | {"classes": by_class, "confusion": confusions}, session.trained
 
 
 def format_result(result: dict[str, Any]) -> str:
@@ -277,10 +342,10 @@ def format_result(result: dict[str, Any]) -> str:
     text = describe_classes(result["classes"], config["image_size"], config["colour"])
     levels = "; ".join(f"{low:g} to {high:g}" for low, high in config["grey_levels"].values())
     lines = [text, f"grey levels {levels}; seed {config['seed']}, {config['n_epochs']} epochs", "",
-             "model      accuracy balanced parameters  seconds"]  # fmt: skip
+             "model      accuracy balanced parameters  seconds"]
     for name, m in result["models"].items():
         lines.append(f"{name:<10} {m['accuracy']:8.4f} {m['balanced_accuracy']:8.4f} {m['n_params']:10,}"
-                     f" {m['train_seconds']:8.1f}")  # fmt: skip
+                     f" {m['train_seconds']:8.1f}")
     for name, matrix in result["confusion"].items():
         lines += ["", f"{name}: answers", *confusion_lines(np.array(matrix), list(result["classes"]))]
     return "\n".join(lines)
@@ -291,7 +356,7 @@ def format_result(result: dict[str, Any]) -> str:
 
 def named_files(names: Sequence[Path]) -> Iterator[Path]:
     """The files that folders, patterns and names stand for. One that stands for none is itself, and cannot be read."""
-    for name in names:
+    for name in map(expanded, names):
         found = [name] if name.exists() else map(Path, sorted(glob.glob(str(name), recursive=True)) or [str(name)])
         for path in found:
             files = visible_files(path) if path.is_dir() else []
@@ -312,10 +377,10 @@ def predict(checkpoint: Path, names: Sequence[Path], threads: int = 1, quiet: bo
         print_message(f"warning: {left}")
     assert config.image_size
     models, squares, unreadable = make_models(config), dict[Path, Array](), list[str]()
-    for path in progress_bar(list(dict.fromkeys(named_files(names))), quiet, desc="pictures"):
+    for path in with_progress(list(dict.fromkeys(named_files(names))), "picture", quiet):
         try:
             squares[path] = square_of_set(path, config.image_size, config.channels, config.grey_levels)
-        except UserError as error:
+        except OSError as error:
             unreadable.append(str(error))
     images = np.array(list(squares.values()))
     with Workers(threads) as workers:
@@ -339,36 +404,36 @@ def write_answers(path: Path, answers: Answers) -> None:
     rows = [
         [str(file), name, answers.classes[a[n].argmax()], *a[n].astype(float).round(6).tolist()]
         for n, file in enumerate(answers.paths) for name, a in answers.by_model.items()
-    ]  # fmt: skip
+    ]
     head, text = ("file", "model", "class"), io.StringIO(newline="")
     if path.suffix.lower() == ".json":
         named = [dict(zip(head, row, strict=False)) | {"answers": dict(zip(answers.classes, row[3:], strict=True))}
-                 for row in rows]  # fmt: skip
+                 for row in rows]
         json.dump(named, text, ensure_ascii=False, indent=1)
     else:
         csv.writer(text).writerows([[*head, *answers.classes], *rows])
-    with atomic_write(path) as stream:
-        stream.write(text.getvalue().encode(errors="backslashreplace"))  # odd bytes in a file's name
+    write_file(path, text.getvalue().encode(errors="backslashreplace"))  # odd bytes in a file's name
 
 
 # --- Command line -----------------------------------------------------------------------------------------------------
 
 
 @script
-def main(argv: Sequence[str] | None = None) -> None:
-    config, options, _ = parse(
+def main(argv: Sequence[str]) -> None:
+    config, options, given = parse(
         Config, Options, argv,
         "Train two capsule networks and a CNN on your own pictures, and name the classes of others.",
         [
-            ("--data-dir photographs --checkpoint run.safetensors", "300 pictures of three classes: about 1 minute."),
+            ("--data-dir photographs --checkpoint run.npz", "300 pictures of three classes: about 1 minute."),
             ("--data-dir photographs --colour rgb --models capsules", "In colour, one network: about 40 seconds."),
-            ("--checkpoint run.safetensors --predict new/ 'more/*.jpg' --out answers.csv",
+            ("--checkpoint run.npz --predict new/ 'more/*.jpg' --out answers.csv",
              "Name the classes of other pictures: about 1 second."),
         ],
-    )  # fmt: skip
+    )
     if options.out and not options.predict:
         raise SettingError("out", "needs --predict")
     if options.predict:
+        require_alone(given, "predict", "checkpoint", "threads", "quiet", "out")
         assert options.checkpoint
         answers = predict(options.checkpoint, options.predict, options.threads, options.quiet)
         if options.out:
@@ -381,10 +446,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         return
     if config.data_dir is None:
         raise SettingError("data_dir", "name the folder of your pictures")
-    result = run(config, options, names=options.models)
-    save_run(options.out_json, result, argv)
-    print(format_result(result))
+    require_own_outputs(EXPERIMENT, config, options)
+    result, states = run(config, options, names=options.models)
+    report(result, format_result(result), options, states)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-import support.headless  # isort: skip  # noqa: F401  before matplotlib, so that scripts import this module first
-
 import contextlib
 import dataclasses
 import functools
 import io
 import json
+import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
+
+if (module := os.environ.get("MPLBACKEND", "").partition("module://")[2]) and not find_spec(module.split(".")[0]):
+    del os.environ["MPLBACKEND"]  # a notebook names it for its commands; it is not installed here, and none is used
+    import matplotlib
+
+    os.environ["MPLBACKEND"] = f"module://{module}"
 
 import imageio.v3 as imageio
 import matplotlib.style
@@ -28,13 +34,29 @@ from matplotlib.transforms import Bbox
 from PIL import Image
 
 from fast.workers import blas_threads
-from support.checkpoints import load_checkpoint, unfinished
-from support.output import UserError, atomic_write, progress_bar, require_writable
-from support.run import TrainState
-from support.script import script
-from support.settings import float_in, folder, input_path, names_of, parse, redeclared, require_same, setting
-from support.statistics import read_comparison, t_quantile
-from support.training import RunOptions
+from smallnorb_novel_viewpoint import (
+    FOLDER,
+    INPUT,
+    RunOptions,
+    Settings,
+    UserError,
+    float_in,
+    names_of,
+    parse,
+    script,
+    setting,
+    write_file,
+)
+from support.experiment import (
+    ROOT,
+    load_checkpoint,
+    redeclared,
+    require_same,
+    require_writable,
+    unfinished,
+    with_progress,
+)
+from support.statistics import has_scipy, read_comparison, t_quantile
 
 Array = np.ndarray
 Colour = str | tuple[float, float, float]
@@ -150,7 +172,7 @@ def head_legend(fig: Figure, handles: Sequence[Any], n_rows: int = 1) -> None:
     width, height = fig.get_size_inches()
     top = engine.get()["rect"][3]
     fig.legend(handles=handles, ncols=-(-len(handles) // n_rows), loc="upper left", columnspacing=1.8,
-               handletextpad=0.6, bbox_to_anchor=(0.1 / width, top + 0.08 / height))  # fmt: skip
+               handletextpad=0.6, bbox_to_anchor=(0.1 / width, top + 0.08 / height))
     engine.set(rect=(0, 0, 1, top - LINE * (n_rows + 0.2) / height))
 
 
@@ -180,7 +202,7 @@ def accuracy_axis(
     ax.set_yticks(np.arange(0, 1.01, 0.2))
     ax.axhline(chance, **REFERENCE_LINE)
     name_line(ax, f"chance {chance_text or format(chance, '.2g')}", chance, side, below, color=BLACK,
-              bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.7, "pad": 0.5})  # fmt: skip
+              bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.7, "pad": 0.5})
     if label:
         ax.set_ylabel(label)
 
@@ -225,14 +247,14 @@ class Pictures(NamedTuple):
         x = column * (self.width + self.gap[1]) + (self.width - 1) / 2
         y = row * (self.height + self.gap[0]) + self.height - 0.5
         return self.ax.annotate(text, (x, y), (0, -below), textcoords="offset points", annotation_clip=False,
-                                **{"ha": "center", "va": "top", "fontsize": 9, **style})  # fmt: skip
+                                **{"ha": "center", "va": "top", "fontsize": 9, **style})
 
     def update(self, pictures: Any, n_greys: int = 64) -> None:
         """Other pictures in the same places."""
         self.ax.images[0].set_data(as_sheet(pictures, self.gap, n_greys))
 
     def frame(self, row: int, column: int, colour: Colour, linewidth: float = 2.0, columns: int = 1, rows: int = 1
-              ) -> None:  # fmt: skip
+              ) -> None:
         """A coloured frame round a picture, or round several."""
         pitch = self.height + self.gap[0], self.width + self.gap[1]
         corner = column * pitch[1] - 0.5, row * pitch[0] - 0.5
@@ -255,7 +277,7 @@ def as_sheet(pictures: Any, gap: tuple[int, int], n_greys: int) -> Array:
 def show_pictures(
     ax: Axes, pictures: Any, rows: Sequence[str] = (), columns: Sequence[str] = (), gap: tuple[int, int] = (1, 1),
     n_greys: int = 64, interpolation: str = "hanning",
-) -> Pictures:  # fmt: skip
+) -> Pictures:
     """Pictures (R, C, H, W) or (R, C, H, W, 3) of values in [0, 1] with names of the rows and columns; where one is
     NaN, nothing is shown. ``gap``: below and beside a picture, in its pixels. ``n_greys``: few, for a small file."""
     R, C, H, W = np.shape(pictures)[:4]
@@ -282,10 +304,10 @@ def bare(ax: Axes) -> None:
 
 
 def interval(values: Array) -> tuple[Array, Array]:
-    """Mean of the seeds (S, ...) and half of its 95 % interval by Student's t; of one seed nothing."""
+    """Mean of the seeds (S, ...) and half of its 95 % interval by Student's t; nothing of one seed or without scipy."""
     n = len(values)
-    if n == 1:
-        return values[0], np.zeros(values.shape[1:])
+    if n == 1 or not has_scipy():
+        return values.mean(axis=0), np.zeros(values.shape[1:])
     return values.mean(axis=0), t_quantile(n) * values.std(axis=0, ddof=1) / np.sqrt(n)
 
 
@@ -299,13 +321,13 @@ def plot_band(ax: Axes, x: Any, values: Array, style: ModelStyle, **options: Any
 
 VIEWPOINT_METRICS = {
     "familiar_accuracy": "accuracy, familiar viewpoints", "held_out_accuracy": "accuracy, held-out viewpoints"
-}  # fmt: skip
+}
 
 
 def draw_histories(
-    subtitle: str, titles: Mapping[str, str], states: Mapping[str, TrainState], styles: Mapping[str, ModelStyle],
+    subtitle: str, titles: Mapping[str, str], states: Mapping[str, Any], styles: Mapping[str, ModelStyle],
     chance: float, below: bool = False,
-) -> Figure:  # fmt: skip
+) -> Figure:
     """A panel for each metric of ``titles`` with its value after every epoch: losses and errors, which are one minus
     an accuracy, on a log axis, accuracies from 0 to 1 with a line at ``chance``, labelled ``below`` it or above."""
     fig = make_figure(3.75, "Training", subtitle)
@@ -344,15 +366,16 @@ def name_line(ax: Axes, text: str, height: float, side: Side = "left", below: bo
         text, (x, height), xycoords=("axes fraction", "data"), xytext=(aside, -3 if below else 3),
         textcoords="offset points", ha=side, va="top" if below else "bottom", fontsize=9, zorder=6,
         **{"color": GREY, **style},
-    )  # fmt: skip
+    )
 
 
 # --- What is drawn: results, and a finished run -----------------------------------------------------------------------
 
 
 def settings_in(path: Path) -> list[dict[str, Any]]:
-    """The settings in a file by compare_seeds.py, each with its whole ``config``, its ``runs`` and its data set."""
-    document = read_comparison(path)
+    """The settings in a file by compare_seeds.py, each with its whole ``config``, its ``runs`` and its data set. A path
+    is one of the project, from wherever the script runs."""
+    document = read_comparison(ROOT / path)
     return [found | {"dataset": document.get("dataset")} for found in document["settings"].values()]
 
 
@@ -374,10 +397,10 @@ def with_reported_seed(
     reported runs: of the first setting in a file by compare_seeds.py that has this configuration, seed aside, as far as
     it has its fields. There may be none, nor such a file."""
     free = {"seed", "data_dir", *(name for name in ("dataset", "n_train", "n_test")
-                                  if getattr(config, name, None) in ("auto", 0))}  # fmt: skip
+                                  if getattr(config, name, None) in ("auto", 0))}
     wanted = {name: value for name, value in dataclasses.asdict(config).items() if name not in free}
     wanted = json.loads(json.dumps(wanted, default=str))
-    for found in settings_in(path) if path.exists() else ():
+    for found in settings_in(path) if (ROOT / path).exists() else ():
         if all(found["config"].get(name, value) == value for name, value in wanted.items()):
             reported, median = found["runs"], median_seed(found["runs"], model, metric)
             config = config if "seed" in given else dataclasses.replace(config, seed=median)
@@ -391,7 +414,7 @@ class Run(NamedTuple):
 
     config: Any
     data: Any
-    states: dict[str, TrainState]
+    states: Mapping[str, Any]
     who: str = ""  # its seed, and whether it is the median of the reported ones
     reported: Sequence[Mapping[str, Any]] = ()  # runs of these settings in the results
     tested: Any = None  # what is measured after the training
@@ -401,7 +424,7 @@ def load_or_train(
     experiment: Any, options: Any, asked: Any, given: Collection[str],
     resolve: Callable[[Any, Any], Any] = lambda config, data: config, median_of: tuple[Path, str, str] | None = None,
     names: Collection[str] | None = None, **finished: Any,
-) -> Run:  # fmt: skip
+) -> Run:
     """The training of --checkpoint, see ``load_finished``, or else a new one, of all models or of these ``names``.
 
     ``resolve(config, data)`` fills in what depends on the data; it raises UserError where nothing can be drawn.
@@ -463,13 +486,13 @@ def with_one_palette(frames: Sequence[Array]) -> list[Array]:
 def write_animation(
     options: Any, make: Callable[[], tuple[Figure, Callable[..., None]]], frames: Sequence[tuple[int, ...]],
     holds: Collection[int] = (),
-) -> None:  # fmt: skip
+) -> None:
     """An endless GIF of the figure and ``update`` of ``make()``, see ``draw_frames``, as ``options.out``; the frames
     numbered in ``holds`` stay longer, and the last one."""
     with figure_style():
         fig, update = make()
         fig.texts[0].set_animated(True)  # the title
-        bar = progress_bar(frames, options.quiet, desc="frames", unit="frame")
+        bar = with_progress(frames, "frame", options.quiet)
         drawn = list(draw_frames(fig, update, bar))
     print(write_if_changed(options.out, gif_bytes(drawn, options.fps, holds)))
 
@@ -492,8 +515,7 @@ def write_if_changed(path: Path, content: bytes) -> str:
     with contextlib.suppress(OSError):
         if path.read_bytes() == content:
             return f"unchanged {path} ({len(content) / 1000:.0f} kB)"
-    with atomic_write(path) as stream:
-        stream.write(content)
+    write_file(path, content)
     return f"wrote {path} ({len(content) / 1000:.0f} kB)"
 
 
@@ -522,19 +544,22 @@ def write_figure(path: Path, draw: Callable[[], Figure], n_colours: int | None) 
 
 
 @dataclasses.dataclass(frozen=True)
-class OutOptions:
-    outdir: Path = setting(Path("viz"), folder, "Folder above the folder of the figures.", usual=True, group="files")
+class OutOptions(Settings):
+    outdir: Path = setting(Path("viz"), FOLDER, "Folder above the folder of the figures.", usual=True, group="files")
 
 
-NO_SETTINGS = dataclasses.make_dataclass("NO_SETTINGS", [])  # of a script that draws the same files every time
+@dataclasses.dataclass(frozen=True)
+class NoSettings(Settings):
+    """Of a script that draws the same files every time."""
+
 
 
 @dataclasses.dataclass(frozen=True)
 class FigureOptions(OutOptions):
     """What a figure script of an experiment reads and writes; a script adds ``figures``, the names of its own."""
 
-    checkpoint: Path | None = setting(None, input_path, "Draw the finished training of this file. Without it, train"
-                                      " first, with the flags of the experiment.", usual=True)  # fmt: skip
+    checkpoint: Path | None = setting(None, INPUT, "Draw the finished training of this file. Without it, train"
+                                      " first, with the flags of the experiment.", usual=True)
     threads: int = redeclared(RunOptions, "threads")
     quiet: bool = redeclared(RunOptions, "quiet")
 
@@ -548,7 +573,7 @@ def figure_script(
     name: str, config: Any, options: Any, about: str, examples: Sequence[tuple[str, str]],
     prepare: Callable[..., Any], of_run: Mapping[str, Callable[[Any], Figure]],
     of_results: Mapping[str, Callable[[], Figure]] | None = None, n_colours: Mapping[str, int] | None = None,
-) -> Callable[..., int]:  # fmt: skip
+) -> Callable[..., int]:
     """The ``main`` of a script that writes the figures that --figures names, or all, to DIR/``name``/.
 
     ``config``, ``options``: the dataclasses of its flags. ``prepare(config, options, given)`` trains or reads what the
@@ -557,9 +582,9 @@ def figure_script(
     drawers: dict[str, Callable[..., Figure]] = {**of_run, **(of_results or {})}
 
     @script
-    def main(argv: Sequence[str] | None = None) -> None:
+    def main(argv: Sequence[str]) -> None:
         asked, chosen, given = parse(config, options, argv, about, examples,
-                                     f"The pictures go to DIR/{name}/, where DIR is --outdir.")  # fmt: skip
+                                     f"The pictures go to DIR/{name}/, where DIR is --outdir.")
         folder, wanted = chosen.outdir / name, getattr(chosen, "figures", ()) or drawers
         require_writable(folder / "figure.png")
         with blas_threads(getattr(chosen, "threads", 1)):
@@ -573,7 +598,7 @@ def figure_script(
 
 
 @dataclasses.dataclass(frozen=True)
-class AnimationOptions:
+class AnimationOptions(Settings):
     """What a script of an animation writes."""
 
     fps: float = setting(12.0, float_in(0.1, 50), "Show X frames a second.", usual=True, group="animation")
@@ -584,7 +609,7 @@ class AnimationOptions:
 def load_finished(
     experiment: Any, path: Path | None, asked: Any, given: Collection[str], free: Collection[str] = ("data_dir",),
     required: Collection[str] = (),
-) -> tuple[Any, dict[str, TrainState]]:  # fmt: skip
+) -> tuple[Any, Mapping[str, Any]]:
     """Configuration and states of a checkpoint of finished trainings of the module ``experiment``, at least of the
     ``required`` models. Without a ``path``: the configuration ``asked``, and no states. The ``given`` fields of
     ``asked`` must be those of the checkpoint; ``free`` ones may differ, and replace them. Raises UserError."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 from typing import Any, NamedTuple
 
-from support.output import UserError
-from support.statistics import MIN_SEEDS, describe_sample
+from smallnorb_novel_viewpoint import UserError
+from support.statistics import MIN_SEEDS, describe_sample, has_scipy
 
 Json = dict[str, Any]
 
@@ -99,7 +99,7 @@ def seeds_table(documents: list[Json], options: dict[str, str]) -> str:
     rows.append(["mean", *(show(s["mean"], view.digits) for s in samples)])
     if len(seeds[0]) > 1:
         rows.append(["sd", *(show(s["sd"], view.digits) for s in samples)])
-    if len(seeds[0]) >= MIN_SEEDS:
+    if len(seeds[0]) >= MIN_SEEDS and has_scipy():
         rows.append(["95 %", *(f"{s['low']:.{view.digits}f} to {s['high']:.{view.digits}f}" for s in samples)])
     return markdown(["seed", *heads], rows)
 
@@ -153,7 +153,7 @@ def plain_table(document: Json, name: str, options: dict[str, str]) -> str:
 def claims_table(document: Json, page: str | None) -> str:
     """A row for each condition of all claims, or of those of a page."""
     columns = ["claim", "the paper's result", "tested on", "accuracy", "against", "difference, points", "seeds",
-               "verdict"]  # fmt: skip
+               "verdict"]
     rows = []
     for claim in (claim for claim in document["claims"] if page in (None, claim["page"])):
         for k, c in enumerate(claim["conditions"]):

@@ -2,64 +2,40 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import hashlib
 import json
 import os
 import platform
-import shlex
 import shutil
 import subprocess
-import sys
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from support.output import ROOT, UserError, atomic_write
-from support.run import TrainState, count_params
-
-
-def result_document(
-    experiment: str, config: Any, dataset: str, models: dict[str, Any], states: Mapping[str, TrainState],
-    headline: str, threads: int,
-) -> dict[str, Any]:  # fmt: skip
-    """The JSON of a run; accuracies are fractions. ``headline`` is the name of the main metric."""
-    return {
-        "experiment": experiment,
-        "seed": config.seed,
-        "dataset": dataset,
-        "headline": headline,
-        "config": plain(config),
-        "models": models,
-        "history": {name: state.history for name, state in states.items()},
-        "environment": environment(threads),
-    }
-
-
-def plain(config: Any) -> dict[str, Any]:
-    """A dataclass as JSON holds it."""
-    return {key: str(v) if isinstance(v, Path) else v for key, v in dataclasses.asdict(config).items()}
-
-
-def model_metrics(state: TrainState, **own: Any) -> dict[str, Any]:
-    """A model's entry in a result: the last value of each metric of its tests, and its ``own``."""
-    tests = {
-        metric: values[-1] for metric, values in state.history.items() if values and not metric.startswith("train_")
-    }
-    return {"n_params": count_params(state.params), **tests, **own, "train_seconds": round(state.seconds, 3)}
+from fast.workers import blas_name
+from smallnorb_novel_viewpoint import UserError, write_file
+from support.experiment import ROOT
 
 
 def git(*words: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(["git", *words], cwd=cwd, capture_output=True, text=True, check=False)
+    """What git says, as UTF-8 whatever the locale is; names of files may be of any bytes."""
+    command = ["git", *words]
+    return subprocess.run(command, cwd=cwd, capture_output=True, encoding="utf-8", errors="replace", check=False)
+
+
+def is_git_root(folder: Path) -> bool:
+    """Whether a folder is the root of its repository, and no part of another one that it was unpacked in."""
+    found = shutil.which("git") and git("rev-parse", "--show-toplevel", cwd=folder).stdout.strip()
+    return bool(found) and Path(str(found)).samefile(folder)
 
 
 @functools.cache
 def git_commit() -> str | None:
-    """The commit of this code, with "-dirty" where a Python file is changed or new; None outside of a repository."""
-    if not shutil.which("git") or not (commit := git("rev-parse", "HEAD", cwd=ROOT).stdout.strip()):
+    """The commit of this code, with "-dirty" where a Python file is changed or new; None outside of a repository of its
+    own."""
+    if not is_git_root(ROOT) or not (commit := git("rev-parse", "HEAD", cwd=ROOT).stdout.strip()):
         return None
     changed = git("status", "--porcelain", "--untracked-files=all", "--", "*.py", cwd=ROOT).stdout
     return f"{commit}-dirty" if changed else commit
@@ -67,19 +43,15 @@ def git_commit() -> str | None:
 
 def environment(threads: int) -> dict[str, Any]:
     """What the numbers of a run depend on besides its configuration."""
-    import threadpoolctl
-
     try:
-        cpu_lines = Path("/proc/cpuinfo").read_text().splitlines()
+        cpu_lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
         cpu = next(line.split(":", 1)[1].strip() for line in cpu_lines if line.startswith("model name"))
     except (OSError, StopIteration):
         cpu = platform.processor() or platform.machine()
-    blas = [lib for lib in threadpoolctl.threadpool_info() if lib["user_api"] == "blas"]
-    names = " ".join(f"{lib['internal_api']} {lib['version']} {lib.get('architecture', '')}" for lib in blas).strip()
     return {
         "python": platform.python_version(),
         "numpy": np.__version__,
-        "blas": names,
+        "blas": blas_name(),
         "threads": threads,
         "cpu": cpu,
         "n_cpus": os.cpu_count(),
@@ -119,23 +91,13 @@ def parse_json(path: Path) -> Any:
     return content
 
 
-def save_run(path: Path | None, result: dict[str, Any], argv: Sequence[str] | None) -> None:
-    """Write the result of a script's run with the command line; without a path nothing."""
-    if path:
-        name = result["experiment"]
-        start = [f"{name}.py"] if (ROOT / f"{name}.py").exists() else ["-m", f"more.{name}"]
-        words = ["python", *start, *(sys.argv[1:] if argv is None else argv)]
-        save_result(path, result | {"command": shlex.join(words)})
-
-
 def save_result(path: Path, result: dict[str, Any]) -> None:
     """Write a result with its checksum, whole or not at all. Raises UserError where it cannot be written."""
     try:
         text = format_json(columns(result | {"checksum": checksum(result)}))
     except ValueError:
         raise UserError(f"cannot write {path}: the result holds a number that is not finite") from None
-    with atomic_write(path) as stream:
-        stream.write((text + "\n").encode())
+    write_file(path, (text + "\n").encode())
 
 
 def columns(value: Any) -> Any:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 import math
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from support.output import UserError
+from smallnorb_novel_viewpoint import UserError
 from support.results import parse_json
 
 Json = dict[str, Any]
@@ -19,19 +20,28 @@ MIN_SEEDS = 5  # of a verdict
 
 @functools.lru_cache
 def t_quantile(n: int, level: float = 0.05) -> float:
-    """Half the width, in standard errors, of the interval of a mean of n values: by default that of 95 %."""
-    from scipy import stats
-
+    """Half the width, in standard errors, of the interval of a mean of n values: by default that of 95 %. Raises
+    UserError without scipy."""
+    try:
+        from scipy import stats
+    except ImportError:
+        raise UserError("intervals need scipy: pip install scipy") from None
     return float(stats.t.isf(level / 2, n - 1))
+
+
+def has_scipy() -> bool:
+    return importlib.util.find_spec("scipy") is not None
 
 
 def describe_sample(values: list[float], level: float = 0.05) -> Json:
     """Size, mean, standard deviation, and the interval of the mean by Student's t: that of 95 %, or of 1 - ``level``.
-    They are None where n is 1."""
+    They are None where n is 1, and without scipy."""
     n, mean = len(values), float(np.mean(values))
     if n == 1:
         return {"n": n, "mean": mean, "sd": None, "low": None, "high": None}
     sd = float(np.std(values, ddof=1))
+    if not has_scipy():
+        return {"n": n, "mean": mean, "sd": sd, "low": None, "high": None}
     half = t_quantile(n, level) * sd / math.sqrt(n)
     return {"n": n, "mean": mean, "sd": sd, "low": mean - half, "high": mean + half}
 
@@ -40,7 +50,7 @@ def verdict(difference: Json) -> str | None:
     """Whether the interval of a mean difference is above zero, below it, or contains it: higher, lower, undecided.
     None with fewer than five seeds."""
     low, high = difference["low"], difference["high"]
-    if difference["n"] < MIN_SEEDS:
+    if difference["n"] < MIN_SEEDS or low is None:
         return None
     return "undecided" if low <= 0 <= high else "higher" if low > 0 else "lower"
 

@@ -36,6 +36,13 @@ def refuse(monkeypatch: pytest.MonkeyPatch, module: ModuleType, *names: str) -> 
         monkeypatch.setattr(module, name, refused)
 
 
+def move_to(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The scripts run in ``folder``, and find the results of the project there."""
+    monkeypatch.chdir(folder)
+    for module in ("support.figures", "visualize_multimnist_capsnet", "evidence.visualize_claims"):
+        monkeypatch.setattr(f"{module}.ROOT", folder)
+
+
 def draw_coarsely(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pictures of half the width and height."""
     monkeypatch.setattr(support_figures, "SAVED_DPI", DPI)
@@ -146,7 +153,7 @@ def assert_same(found: Any, expected: Any, where: str) -> None:
             assert_same(a, b, f"{where} {k}")
     else:
         np.testing.assert_allclose(np.asarray(found, float), np.asarray(expected, float), rtol=1e-9, atol=1e-9,
-                                   err_msg=where)  # fmt: skip
+                                   err_msg=where)
 
 
 def cells(ax: Any, rows: int, columns: int, gap: tuple[int, int] = (1, 1)) -> np.ndarray:

@@ -25,10 +25,11 @@ import pytest
 from PIL import Image
 
 import multimnist_capsnet as digits
+from data.stroke_digits import stroke_digits
 from more import capsule_attacks as attacks
 from more import conv_matrix_capsules as conv
-from support.script import run_command, script_path
-from support.settings import parse
+from smallnorb_novel_viewpoint import init_state, parse
+from support.experiment import run_command, script_path
 
 Array = np.ndarray
 
@@ -147,7 +148,10 @@ class _Mutator(ast.NodeTransformer):
     def _negated(self, node: ast.expr) -> ast.expr:
         if isinstance(node, ast.Constant | ast.Starred):  # None, and arrays that a function passes on
             return node
-        return ast.UnaryOp(ast.USub(), node) if self._is_target(node) else node
+        if not self._is_target(node):
+            return node
+        text = "{k: -v for k, v in X.items()} if isinstance(X, dict) else -X".replace("X", f"({ast.unparse(node)})")
+        return ast.parse(text, mode="eval").body
 
     def _operator(self, node: ast.BinOp | ast.AugAssign | ast.UnaryOp) -> Any:
         self.generic_visit(node)
@@ -180,6 +184,8 @@ class _Mutator(ast.NodeTransformer):
         self.generic_visit(node)
         if isinstance(node.value, ast.Tuple):
             node.value.elts = [self._negated(e) for e in node.value.elts]
+        elif isinstance(node.value, ast.Name | ast.Call) and "full_like" not in ast.unparse(node.value):
+            node.value = self._negated(node.value)  # an array, and not one of NaN
         return node
 
     def visit_Dict(self, node: ast.Dict) -> Any:
@@ -214,10 +220,11 @@ def surviving_mutants(monkeypatch: Any, module: ModuleType | type, name: str, ch
     """Descriptions of the mutants of ``module.name`` that ``check`` lets pass; at least one must be caught by a wrong
     number (and not by a crash)."""
     check()
-    survivors, n_wrong_numbers = [], 0
+    survivors, n_wrong_numbers, original = [], 0, getattr(module, name)
     for description, mutant in operator_mutants(module, name):
-        with monkeypatch.context() as patch:
-            patch.setattr(module, name, mutant)
+        with monkeypatch.context() as patch:  # in the function itself, which pairs and partials hold
+            patch.setattr(inspect.unwrap(original), "__code__", inspect.unwrap(mutant).__code__)
+            getattr(original, "cache_clear", int)()
             try:
                 with np.errstate(all="ignore"):
                     check()
@@ -227,6 +234,7 @@ def surviving_mutants(monkeypatch: Any, module: ModuleType | type, name: str, ch
                 pass
             else:
                 survivors.append(description)
+    getattr(original, "cache_clear", int)()
     assert n_wrong_numbers, f"no mutant of {name} was caught by its numbers"
     return survivors
 
@@ -288,7 +296,12 @@ EXPERIMENTS = {
 
 def config_of(script: Any, argv: Sequence[str]) -> Any:
     """The configuration that flags make."""
-    return parse(script.Config, script.Options, argv, writes=False)[0]
+    return parse(script.Config, script.Options, argv)[0]
+
+
+def states_of(models: Mapping[str, Any], config: Any) -> dict[str, Any]:
+    """Fresh states of models, by name."""
+    return {name: init_state(model, config) for name, model in models.items()}
 
 
 def smallest(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -301,7 +314,7 @@ def smallest(monkeypatch: pytest.MonkeyPatch) -> None:
 @functools.cache
 def strokes() -> digits.Digits:
     """600 generated digits to train on, 300 to test on."""
-    train, test = (digits.stroke_digits(np.random.default_rng(k), n) for k, n in ((0, 600), (1, 300)))
+    train, test = (stroke_digits(np.random.default_rng(k), n) for k, n in ((0, 600), (1, 300)))
     return digits.Digits("strokes", *train, *test)
 
 

@@ -22,19 +22,6 @@ Constants = tuple[Any, Any, Any]  # r, mass and mu of the last M-step
 # --- Loops ------------------------------------------------------------------------------------------------------------
 
 
-def loop_conv(x: Array, w: Array, b: Array, stride: int, pad: int) -> Array:
-    """Cross-correlation, one output number at a time."""
-    x = np.pad(x, ((0, 0), (pad, pad), (pad, pad), (0, 0)))
-    (B, H, W, C), K, F = x.shape, w.shape[0], w.shape[-1]
-    out = np.empty((B, (H - K) // stride + 1, (W - K) // stride + 1, F))
-    for n, row, column, f in np.ndindex(out.shape):
-        total = b[f]
-        for i, j, c in np.ndindex(K, K, C):
-            total += x[n, row * stride + i, column * stride + j, c] * w[i, j, c, f]
-        out[n, row, column, f] = total
-    return out
-
-
 def loop_dynamic_routing(u: Array, w: Array, n_iters: int) -> tuple[Array, Array]:
     """[Sabour 2017, procedure 1], one example, one pair of capsules at a time -> v and the couplings."""
     (B, I, _), (_, _, J, D) = u.shape, w.shape
@@ -59,7 +46,7 @@ def loop_dynamic_routing(u: Array, w: Array, n_iters: int) -> tuple[Array, Array
 def loop_em_routing(
     votes: dict[Any, Array], a_in: Array, beta_a: Array, beta_v: Array, lambdas: list[float],
     variance_floor: float, mass_unit: float = 1.0,
-) -> tuple[dict[Any, Array], dict[Any, float], dict[Any, float]]:  # fmt: skip
+) -> tuple[dict[Any, Array], dict[Any, float], dict[Any, float]]:
     """[Hinton 2018, procedure 1] for one example, one child and one parent at a time -> mu, a, r of the last M-step.
 
     ``votes``: of each parent q and child c of it; q ends with the parent's type. a_in[c] is the child's activation.
@@ -92,7 +79,7 @@ def loop_em_routing(
 def loop_field_routing(
     pose: Array, a_in: Array, w: Array, beta_a: Array, beta_v: Array, n_iters: int, variance_floor: float, k: int,
     stride: int, offset: Array,
-) -> tuple[dict[Any, Array], dict[Any, float], dict[Any, float]]:  # fmt: skip
+) -> tuple[dict[Any, Array], dict[Any, float], dict[Any, float]]:
     """One example: pose (H, W, I, P, P). A parent is (row, column, type), as is a child."""
     (height, width, n_in), n_out = a_in.shape, w.shape[3]
     votes = {}
@@ -122,7 +109,7 @@ def plain_conv(x: Any, w: Any, b: Any, stride: int, pad: int = 0) -> Any:
 def plain_em_routing(
     votes: Any, a_in: Any, beta_a: Any, beta_v: Any, lambdas: list[float], variance_floor: float,
     child: Array | None = None, mass_unit: float = 1.0, constants: Constants | None = None,
-) -> tuple[Any, Any, Constants]:  # fmt: skip
+) -> tuple[Any, Any, Constants]:
     """votes (N, F, M, J, D) of the M children of each of F fields, a_in (N, F, M) -> mu (N, F, J, D), a (N, F, J), and
     (r, mass, mu) of the last M-step. child (F, M) has their numbers: a child in several fields has parents in all.
 
@@ -155,8 +142,9 @@ def plain_em_routing(
 
 def plain_field_routing(
     pose: Any, a_in: Any, w: Any, beta_a: Any, beta_v: Any, n_iters: int, variance_floor: float, k: int, stride: int,
-    offset: Array, constants: Constants | None = None,
-) -> tuple[Any, Any, Constants]:  # fmt: skip
+    offset: Array, constants: Constants | None = None, bias: Any = 0.0,
+) -> tuple[Any, Any, Constants]:
+    """``bias`` (J, D): of the votes for the parents of each type."""
     n, height, width, n_in, p, _ = pose.shape
     h_out, w_out, n_out = (height - k) // stride + 1, (width - k) // stride + 1, w.shape[3]
     number = np.arange(height * width * n_in).reshape(height, width, n_in)
@@ -165,7 +153,7 @@ def plain_field_routing(
     poses, a = anp.reshape(pose, (n, -1, p, p))[:, child], anp.reshape(a_in, (n, -1))[:, child]
     kernel = anp.reshape(w * np.ones((k, k, 1, 1, 1, 1)), (k * k * n_in, n_out, p, p))
     votes = anp.einsum("nfmxy,mjyz->nfmjxz", poses, kernel) + np.repeat(offset.reshape(-1, 1, p, p), n_in, axis=0)
-    votes = anp.reshape(votes, (n, *child.shape, n_out, p * p))
+    votes = anp.reshape(votes, (n, *child.shape, n_out, p * p)) + bias
     mass_unit = len(np.unique(child)) / (len(child) * n_out)
     mu, a, found = plain_em_routing(
         votes, a, beta_a, beta_v, [1.0] * n_iters, variance_floor, child, mass_unit, constants
@@ -195,10 +183,34 @@ def plain_capsules(params: Any, x: Any, config: Any, constants: Any = None) -> t
     return plain_scores(mu[:, 0], a[:, 0], config.loss), found
 
 
-def plain_cnn(params: Any, x: Any, config: Any) -> tuple[Any]:
-    features = anp.maximum(plain_conv(x, params["conv1.w"], params["conv1.b"], 2, 2), 0)
-    hidden = anp.dot(anp.reshape(features, (len(x), -1)), params["hidden.w"]) + params["hidden.b"]
-    return (anp.dot(anp.maximum(hidden, 0), params["out.w"]) + params["out.b"],)
+def plain_cnn(params: Any, x: Any, convs: Any, dropout: Any = 1.0) -> Any:
+    """Scores. ``convs``: stride, padding and perhaps the pooling (anp.max or anp.mean) of each convolution."""
+    for k, (stride, pad, *pool) in enumerate(convs, 1):
+        x = anp.maximum(plain_conv(x, params[f"conv{k}.w"], params[f"conv{k}.b"], stride, pad), 0)
+        for of in pool:
+            H, W = x.shape[1] // 2 * 2, x.shape[2] // 2 * 2
+            x = of(anp.stack([x[:, i:H:2, j:W:2] for i, j in itertools.product(range(2), repeat=2)]), axis=0)
+    x = anp.reshape(x, (len(x), -1))
+    for name in sorted(key[:-2] for key in params if key.startswith("hidden") and key.endswith(".w")):
+        x = anp.maximum(anp.dot(x, params[f"{name}.w"]) + params[f"{name}.b"], 0)
+    return anp.dot(x * dropout, params["out.w"]) + params["out.b"]
+
+
+def plain_loss(scores: Any, labels: Array, loss: str, n: int, margin: float = 0.375) -> Any:
+    """Of scores (B, J) and labels (B, L): the sum over examples and labels, over n. "spread" after a quarter
+    of a training; "cross-entropy" of a softmax; "sigmoids": of a sigmoid for each class."""
+    total = 0.0
+    for b, j in np.ndindex(*scores.shape):
+        x, here = scores[b, j], j in labels[b]
+        if loss == "sigmoids":
+            total = total - anp.log(sigmoid(x if here else -x))
+        elif loss == "spread":
+            total = total + (0 if here else anp.maximum(0, margin - (scores[b, labels[b, 0]] - x)) ** 2)
+        elif loss == "margin":
+            total = total + (anp.maximum(0, 0.9 - x) ** 2 if here else 0.5 * anp.maximum(0, x - 0.1) ** 2)
+        elif here:
+            total = total - anp.log(anp.exp(x) / anp.sum(anp.exp(scores[b])))
+    return total / n
 
 
 def plain_conv_capsules(params: Any, x: Any, config: Any, constants: Any = None) -> tuple[Any, Any]:
@@ -220,14 +232,17 @@ def plain_conv_capsules(params: Any, x: Any, config: Any, constants: Any = None)
         betas = params[f"{layer}.beta_a"], params[f"{layer}.beta_v"]
         pose, a, of_layer = plain_field_routing(
             pose, a, w, *betas, config.em_iters, config.variance_floor, len(offset), stride, offset,
-            None if constants is None else constants[t],
-        )  # fmt: skip
+            None if constants is None else constants[t], params.get(f"{layer}.bias", 0.0),
+        )
         found.append(of_layer)
     return plain_scores(anp.reshape(pose, (len(x), -1, 16)), anp.reshape(a, (len(x), -1)), config.loss), found
 
 
-def plain_capsnet_loss(p: Any, batch: digits.Batch, config: Any, names: dict[str, str], n: int) -> Any:
-    """The loss of multimnist_capsnet's CapsNet with the parts of what_routing_does, with all votes stored."""
+def plain_capsnet(
+    p: Any, batch: digits.Batch, config: Any, names: dict[str, str], n: int, couplings: Any = None
+) -> tuple[Any, dict[str, Any]]:
+    """The loss of multimnist_capsnet's CapsNet with the parts of what_routing_does, with all votes stored, and what is
+    reported. ``couplings`` (I, J): those of every image, without routing."""
 
     def squash(s: Any, divisor: float) -> Any:
         if names.get("activation") == "published":
@@ -235,15 +250,15 @@ def plain_capsnet_loss(p: Any, batch: digits.Batch, config: Any, names: dict[str
         q = anp.sum(s * s, axis=2, keepdims=True) + digits.SQUASH_EPS
         return s * anp.sqrt(q) / (1 + q)
 
-    B = len(batch.images)
+    B, L = batch.labels.shape
     h = anp.maximum(plain_conv(batch.images[..., None], p["conv1.w"], p["conv1.b"], 1), 0)
     u = anp.reshape(plain_conv(h, p["primary.w"], p["primary.b"], 2), (B, -1, digits.PRIMARY_SIZE))  # (B, I, P)
     is_squashed = names.get("activation") != "relu"
     u = squash(u, 32) if is_squashed else anp.maximum(u, 0)
     w = p["routing.w"] * np.ones((u.shape[1], 1, 1, 1)) if names.get("transform") == "shared" else p["routing.w"]
     votes = anp.einsum("bip,ipjd->bijd", u, w)
-    logits = np.zeros((B, u.shape[1], 10))
-    n_iters = 1 if "assignments" in names else config.routing_iters
+    logits = np.zeros((B, u.shape[1], 10)) if couplings is None else np.log(couplings) + np.zeros((B, 1, 1))
+    n_iters = config.routing_iters if couplings is None else 1
     for t in range(n_iters):
         e = anp.exp(logits)
         c = e / anp.sum(e, axis=2, keepdims=True)
@@ -254,19 +269,13 @@ def plain_capsnet_loss(p: Any, batch: digits.Batch, config: Any, names: dict[str
         if t < n_iters - 1:
             logits = logits + anp.einsum("bijd,bjd->bij", votes, v)
     lengths = anp.sqrt(anp.sum(v * v, axis=2) + digits.SQUASH_EPS)
-    loss = 0
-    for b, j in np.ndindex(B, 10):
-        if "loss" in names:
-            p_j = anp.exp(lengths[b, j]) / anp.sum(anp.exp(lengths[b]))
-            loss = loss - (anp.log(p_j) if j in batch.labels[b] else 0)
-        elif j in batch.labels[b]:
-            loss = loss + anp.maximum(0, 0.9 - lengths[b, j]) ** 2
-        else:
-            loss = loss + 0.5 * anp.maximum(0, lengths[b, j] - 0.1) ** 2
-    for b, digit in np.ndindex(batch.labels.shape):
+    loss, error = plain_loss(lengths, batch.labels, names.get("loss", "margin"), n), 0.0
+    for b, digit in np.ndindex(B, L):
         j = batch.labels[b, digit]
         x = v[b, j] @ p["decoder1.w"][j * digits.CAPSULE_SIZE : (j + 1) * digits.CAPSULE_SIZE] + p["decoder1.b"]
         x = anp.maximum(x, 0) @ p["decoder2.w"] + p["decoder2.b"]
         x = sigmoid(anp.maximum(x, 0) @ p["decoder3.w"] + p["decoder3.b"])
-        loss = loss + config.recon_weight * anp.sum((x - batch.sources[b, digit].ravel()) ** 2)
-    return loss / n
+        error = error + anp.sum((x - batch.sources[b, digit].ravel()) ** 2)
+    total = loss + config.recon_weight * error / n
+    reported = {"train_loss": total, "train_class_loss": loss, "train_recon_loss": error / n / L}
+    return total, reported | {"scores": lengths, "error": error}

@@ -29,14 +29,14 @@ from matplotlib.ticker import FixedFormatter, FixedLocator, FuncFormatter
 
 from helpers import DATA
 
-FOLDER = DATA / "recorded"
+folder = DATA / "recorded"
 # What changes from one run or machine to the next
 CHANGING = {"seconds", "train_seconds", "epoch_seconds", "environment", "data_dir", "digest", "dtype"}
 
 
 def check(key: str, thing: Any, tolerance: float = 1e-6) -> None:
     """``thing``: numbers, texts, arrays and figures, in mappings, sequences and objects."""
-    path = FOLDER / f"{Path(os.environ['PYTEST_CURRENT_TEST'].split('::')[0]).stem}.json"
+    path = folder / f"{Path(os.environ['PYTEST_CURRENT_TEST'].split('::')[0]).stem}.json"
     found = dict(flat(thing))
     if os.environ.get("RECORD"):
         whole = json.loads(path.read_text()) if path.exists() else {}
@@ -91,7 +91,7 @@ def of_figure(fig: Figure) -> dict[str, Any]:
     engine: Any = fig.get_layout_engine()
     room = [*fig.get_size_inches(), *engine.get().get("rect", ())] if engine else []
     return {"figure": of_artists(fig.get_children(), fig) | {"room": room},
-            **{str(k): of_axes(ax) for k, ax in enumerate(axes)}}  # fmt: skip
+            **{str(k): of_axes(ax) for k, ax in enumerate(axes)}}
 
 
 def of_axes(ax: Any) -> dict[str, Any]:

@@ -19,9 +19,9 @@ from benchmarks import conv_matrix_capsules, figure, measure, scaling, smallnorb
 from benchmarks import multimnist as benchmark
 from figure_checks import check_held, drawn
 from recorded import check
+from smallnorb_novel_viewpoint import init_state
+from support.experiment import parse_flags
 from support.results import save_result
-from support.run import init_state
-from support.script import parse_flags
 
 B = 4
 
@@ -76,7 +76,7 @@ def test_peaks_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """A step that takes 200 MiB and gives them back has a peak above them."""
     build = functools.partial(functools.partial, np.ones, 25 << 20)
     assert measure.in_fresh_process(measure.time_and_peak, build=build, repetitions=1)[1] > 200
-    monkeypatch.setattr(measure.Path, "read_text", lambda _: "VmHWM:\t 2048 kB\nVmRSS:\t 9 kB")
+    monkeypatch.setattr(measure.Path, "read_text", lambda *_: "VmHWM:\t 2048 kB\nVmRSS:\t 9 kB")
     assert measure.time_and_peak(lambda: lambda: None, 1)[1] == 2
 
 
@@ -103,7 +103,7 @@ def test_composites_are_rendered_and_parameters_updated(monkeypatch: pytest.Monk
 
 def test_a_step_has_its_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     of_workers = benchmark.numpy_step, benchmark.usual_products_step, conv_matrix_capsules.numpy_step
-    limits = smallnorb.threadpoolctl, "threadpool_limits", smallnorb.numpy_step
+    limits = smallnorb, "set_blas_threads", smallnorb.numpy_step
     for module, crew, build in (*((inspect.getmodule(step), "Workers", step) for step in of_workers), limits):
         monkeypatch.setattr(module, crew, asked := MagicMock())
         build(B, threads=3)

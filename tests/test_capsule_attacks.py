@@ -43,7 +43,7 @@ def test_the_gradient_that_an_attacker_follows(name: str, loss: str) -> None:
         check_gradient(
             lambda x, attacked=attacked: attacked(model.forward(params, x)[0], labels)[0], {"x": x}, {"x": grad},
             np.random.default_rng(0), step=1e-6,
-        )  # fmt: skip
+        )
 
 
 def check_log_odds() -> None:
@@ -155,10 +155,10 @@ def test_attacks_use_exact_gradients_in_double_precision(monkeypatch: pytest.Mon
 
 def test_the_networks_are_those_of_the_other_script() -> None:
     config = attack_config("--n-epochs", "2", "--cnn-epochs", "1", "--seed", "103")
-    assert m.network_config(m.Config(dataset="toys")).hold_out == "nothing"
+    assert m.network_config(m.Config(dataset="toys")).held_out == "nothing"
     states = m.train_all(config, m.make_data(config))
     other = config_of(conv, [*SMALL, "--dataset", "shapes", "--standardize", "none", "--n-epochs", "2",
-                             "--cnn-epochs", "1", "--seed", "103"])  # fmt: skip
+                             "--cnn-epochs", "1", "--seed", "103"])
     expected = conv.train_all(other, conv.make_data(other))
     for name, state in states.items():
         assert state.history["train_loss"] == expected[name].history["train_loss"]
@@ -167,7 +167,7 @@ def test_the_networks_are_those_of_the_other_script() -> None:
 
 
 def test_a_run_from_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out, checkpoint = tmp_path / "out.json", tmp_path / "c.safetensors"
+    out, checkpoint = tmp_path / "out.json", tmp_path / "c.npz"
     argv = [*SMALL, "--epsilons", "0.1,0.5", "--n-attack", "6", "--checkpoint", str(checkpoint)]
     assert m.main([*argv, "--loss", "spread", "--out-json", str(out)]) == 0
     printed, error = capsys.readouterr()

@@ -150,7 +150,7 @@ def test_grid_and_zip(fake: str, capsys: Capture) -> None:
     table = capsys.readouterr().out
     assert re.search(r"\| cnn +\| +99 \| gap=0:90 shift=0.2 kind=b \| +2 \| +0\.\d{3} ± 0\.\d{3} \|", table)
     means = {name: np.mean([run["models"]["capsules"]["top_accuracy"] for run in entry["runs"]])
-             for name, entry in document["settings"].items()}  # fmt: skip
+             for name, entry in document["settings"].items()}
     assert f"Best for capsules: {max(means, key=means.__getitem__)}\n" in table
     assert main([fake, "--seeds", "0", "--zip", "gap=0:60,0:90", "kind=a,a"]) == 0  # advancing together, one may stay
     capsys.readouterr()
@@ -165,7 +165,7 @@ def test_resume_runs_only_what_is_missing(fake: str) -> None:
     for k, (flags, n_runs) in enumerate([
         ("--seeds 0:3", 3), ("--seeds 0:5 --resume", 5), ("--seeds 0 --resume", 5), ("--seeds 0", 6),
         ("--seeds 0 --resume -- --kind b", 7), ("--seeds 0 --resume --threads 2", 8),
-    ]):  # fmt: skip
+    ]):
         assert main([fake, *flags.split()]) == 0
         assert len(runs()) == n_runs, k
 
@@ -294,8 +294,8 @@ def test_stopped_it_keeps_what_is_finished_and_ends_its_runs(fake: str, number: 
         process.send_signal(number)
         out, err = process.communicate(timeout=20)
     assert process.returncode == status, err
-    assert err.startswith("2 of 5 runs are kept; --resume goes on from them\n")
-    assert err.count("\n") <= 2
+    assert "\n2 of 5 runs are kept; --resume goes on from them\n" in err
+    assert err.count("\n") <= 4
     assert (out, Path("results/fake/0-4.json").exists()) == ("", False)
     assert not any(is_running(int(words[-1])) for words in runs())
     Path("hang").unlink()
@@ -326,7 +326,7 @@ def test_killed_its_runs_end_by_themselves_and_count(fake: str) -> None:
         "FAKE -- --out-json=x", "FAKE --jobs 0", "FAKE --jobs many", "FAKE --threads -1", "FAKE --name a/b",
         "FAKE --part a#b", "FAKE --out FAKE", "FAKE --scheduler nowhere", "FAKE --scheduler http:///8786",
     ],
-)  # fmt: skip
+)
 def test_usage_errors(fake: str, capsys: Capture, flags: str) -> None:
     usage_error(compare_seeds, shlex.split(flags.replace("FAKE", fake)), capsys)
     assert runs() == []
@@ -336,10 +336,10 @@ def test_usage_errors(fake: str, capsys: Capture, flags: str) -> None:
     ("words", "says"),
     [
         ("smallnorb_novel_viewpoint --grid em-iters=1,x", "argument --em-iters: 'x' is not a whole number"),
-        ("smallnorb_novel_viewpoint --grid colour=red,blue", "unrecognized arguments: --colour=red"),
+        ("smallnorb_novel_viewpoint --grid colour=red,blue", "unrecognized argument: --colour=red"),
         ("conv_matrix_capsules -- --dataset smallnorb", "argument --data-dir: goes with --dataset smallnorb"),
         ("claims", "is no experiment"),
-        ("visualize_multimnist_capsnet", "unrecognized arguments: --out-json=x.json"),
+        ("visualize_multimnist_capsnet", "unrecognized argument: --out-json=x.json"),
     ],
 )
 def test_what_an_experiment_refuses_is_said_once_and_before_any_run(
@@ -369,7 +369,7 @@ def test_a_script_that_cannot_be_read_or_a_result_that_cannot_be_written(fake: s
 @contextlib.contextmanager
 def cluster(n_workers: int) -> Iterator[tuple[str, list[subprocess.Popen[bytes]]]]:
     """A scheduler and workers, started as docs/method.md says, each in an empty folder: address and workers."""
-    pytest.importorskip("distributed", reason="the optional extra requirements-dask.txt is not installed")
+    pytest.importorskip("distributed", reason="Dask is not installed")
     dask, env = [sys.executable, "-m", "dask"], {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
     found = Path("scheduler.json").resolve()
     started: list[subprocess.Popen[bytes]] = []
@@ -397,7 +397,7 @@ def test_a_cluster_gives_the_numbers_of_this_machine_though_a_worker_is_killed(f
     Path("tools").mkdir()
     Path("tools/helper.py").write_text("x = 0.125")
     Path(fake).write_text(FAKE.replace("import argparse", "import argparse\n\nfrom tools.helper import x")
-                          .replace("value = base +", "value = x + base +"))  # fmt: skip
+                          .replace("value = base +", "value = x + base +"))
     flags = ["--seeds", "0:6", "--", "--sleep", "0.5"]
     assert main([fake, "--jobs", "6", *flags]) == 0
     local = load("results/fake/0-5.json")
@@ -406,7 +406,7 @@ def test_a_cluster_gives_the_numbers_of_this_machine_though_a_worker_is_killed(f
             wait_until(lambda: bool(runs("worker0")))
             workers[0].kill()
             _, err = process.communicate(timeout=60)
-        assert (process.returncode, err) == (0, "")
+        assert process.returncode == 0, err
         assert load("results/fake/0-5.json")["settings"] == local["settings"]
         assert load("results/fake/0-5.json")["command"] == local["command"]
         assert len(runs("worker0")) + len(runs("worker1")) > 6, "what the killed worker was at has been done again"
@@ -418,10 +418,10 @@ def test_a_cluster_gives_the_numbers_of_this_machine_though_a_worker_is_killed(f
 
 
 def test_no_scheduler_and_no_dask(fake: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("distributed", reason="the optional extra requirements-dask.txt is not installed")
+    pytest.importorskip("distributed", reason="Dask is not installed")
     monkeypatch.setattr(compare_seeds, "DASK_TIMEOUT", 0.3)
     assert main([fake, "--seeds", "0", "--scheduler", "tcp://127.0.0.1:1"]) == 1
     assert "error: there is no Dask scheduler at tcp://127.0.0.1:1" in capsys.readouterr().err
     monkeypatch.setitem(sys.modules, "distributed", None)
     assert main([fake, "--seeds", "0", "--scheduler", "tcp://127.0.0.1:1"]) == 1
-    assert capsys.readouterr().err == "error: --scheduler needs Dask: pip install -r requirements-dask.txt\n"
+    assert capsys.readouterr().err == 'error: --scheduler needs Dask: pip install "dask[distributed]"\n'

@@ -1,8 +1,7 @@
-"""The pages: the code of docs/how_capsules_work.md against the scripts; all pages as GitHub renders them."""
+"""docs/capsule_reference.md: its code, run in page order, against the scripts, forward and backward, and in PyTorch."""
 
 from __future__ import annotations
 
-import ast
 import functools
 import re
 from pathlib import Path
@@ -14,37 +13,45 @@ import pytest
 import multimnist_capsnet as digits
 import smallnorb_novel_viewpoint as views
 from helpers import ROOT, check_gradient
-from lesson import visualize_how_capsules_work as teaching
+from lesson.make_notebook import cells, run_page
 from more import conv_matrix_capsules as conv
 
 Array = np.ndarray
-TEACHING = ROOT / "docs" / "how_capsules_work.md"
+REFERENCE = ROOT / "docs" / "capsule_reference.md"
 same = functools.partial(np.testing.assert_allclose, rtol=1e-10, atol=1e-10)
 
 
-# --- docs/how_capsules_work.md: every code block runs, and computes what the scripts compute --------------------------
-
-
-def code_blocks(*, in_torch: bool = False) -> list[str]:
-    blocks = re.findall(r"^```python\n(.*?)^```", TEACHING.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
-    return [block for block in blocks if ("torch" in block) == in_torch]
-
-
-@functools.cache
-def page(*, in_torch: bool = False) -> Any:
-    """What the code blocks define, as attributes."""
-    names: dict[str, Any] = {}
-    for block in code_blocks(in_torch=in_torch):
-        exec(compile(block, str(TEACHING), "exec"), names)
+def as_attributes(names: dict[str, Any]) -> Any:
     return type("Page", (), {name: staticmethod(value) for name, value in names.items() if callable(value)})
 
 
-def test_every_function_is_compared() -> None:
+@functools.cache
+def page() -> Any:
+    """What the numpy of the page defines, as attributes."""
+    return as_attributes(run_page(REFERENCE))
+
+
+@functools.cache
+def page_with_torch() -> Any:
+    """All blocks in page order, as one program."""
+    names: dict[str, Any] = {}
+    for cell in cells(REFERENCE):
+        if cell.is_code:
+            exec(compile(cell.source, str(REFERENCE), "exec"), names)
+    return as_attributes(names)
+
+
+def defined() -> list[str]:
+    return re.findall(r"^def (\w+)", "\n".join(c.source for c in cells(REFERENCE) if c.is_code), re.MULTILINE)
+
+
+def test_every_function_is_compared_and_no_name_is_given_twice() -> None:
     tests = Path(__file__).read_text(encoding="utf-8")
-    defined = re.findall(r"^def (\w+)", "\n".join(code_blocks()), re.MULTILINE)
     helpers = {"softmax", "softmax_backward", "sigmoid", "m_step", "e_step"}  # of the others
-    assert len(defined) == len(set(defined)) == 26
-    assert not [name for name in defined if name not in helpers and not re.search(rf"\bp(age\(\))?\.{name}\b", tests)]
+    in_numpy = {name for name in defined() if not name.endswith("_torch")}
+    assert (len(defined()), len(set(defined())), len(in_numpy)) == (39, 39, 26)
+    assert not [name for name in in_numpy - helpers if not re.search(rf"\bp(age\(\))?\.{name}\b", tests)]
+    assert not [name for name in set(defined()) - in_numpy if f'in_both("{name.removesuffix("_torch")}"' not in tests]
 
 
 def rng() -> np.random.Generator:
@@ -75,7 +82,7 @@ def test_dynamic_routing(n_iters: int, policy: str) -> None:
         if policy == "exact":
             du_hat = p.dynamic_routing_backward(dv[b], u_hat, steps)
         else:
-            (line,) = re.findall(r"`du_hat = (.*?)`", TEACHING.read_text(encoding="utf-8"))
+            (line,) = re.findall(r"`du_hat = (.*?)`", REFERENCE.read_text(encoding="utf-8"))
             c, s, _ = steps[-1]
             du_hat = eval(line, {"np": np, "c": c, "s": s, "dv": dv[b], "squash_backward": p.squash_backward})
         du_page, dw_b = p.votes_backward(du_hat, u[b], w_page)
@@ -133,7 +140,7 @@ def test_em_routing_over_receptive_fields(side: int, k: int, stride: int) -> Non
     pairs = [
         ((y + i) * side + x + j, f, (0, 0) if is_class else (i, j))
         for f, (y, x) in enumerate(starts) for i in range(k) for j in range(k)
-    ]  # fmt: skip
+    ]
     for position, f, (i, j) in pairs:
         big_w[position * I : (position + 1) * I, f * J : (f + 1) * J] = w[i, j]
     votes = page().matrix_votes(children, big_w)
@@ -206,27 +213,13 @@ def test_score() -> None:
     check_gradient(lambda mu, a: float((score(mu, a) * dscore).sum()), inputs, {"mu": dmu, "a": da}, rng())
 
 
-def test_the_example_by_hand_has_the_numbers_of_its_code() -> None:
-    text = TEACHING.read_text(encoding="utf-8")
-    (example,) = re.findall(r"^example = np.array\((.*?)\)$", text, re.MULTILINE)
-    rows = re.findall(r"^\| \d \| \((.*?)\) \| \((.*?)\) \|$", text, re.MULTILINE)
-    in_table = [[[int(n.replace("−", "-")) for n in vote.split(", ")] for vote in row] for row in rows]
-    assert in_table == ast.literal_eval(example) == teaching.WORKED_EXAMPLE.tolist()
-    _, steps = page().dynamic_routing(np.array(in_table), 2)
-    (_, _, first), (c, s, v) = steps
-    same(first, [[0.5, 0], [0, 0]])
-    np.testing.assert_allclose(c[:, 0], [0.62, 0.62, 0.62, 0.38], atol=0.005)
-    np.testing.assert_allclose(s, [[1.49, 0], [-0.245, 0]], atol=0.005)
-    np.testing.assert_allclose(np.linalg.norm(v, axis=1), [0.69, 0.06], atol=0.005)
-
-
 def in_both(name: str, inputs: dict[str, Array], backward: Any, *more: Any) -> None:
     """A function in numpy and in PyTorch: the results, and what ``backward(douts, out)`` and autograd say of inputs."""
     torch = pytest.importorskip("torch")
     ours = getattr(page(), name)(*inputs.values(), *more)
     tensors = [torch.tensor(x, requires_grad=True) for x in inputs.values()]
     more = tuple(torch.tensor(x) if isinstance(x, np.ndarray) else x for x in more)
-    theirs = getattr(page(in_torch=True), name)(*tensors, *more)
+    theirs = getattr(page_with_torch(), f"{name}_torch")(*tensors, *more)
     outs = theirs if isinstance(theirs, tuple) else (theirs,)
     for out, expected in zip(outs, ours if isinstance(ours, tuple) else (ours,), strict=False):
         same(out.detach().numpy(), expected)
@@ -239,10 +232,6 @@ def in_both(name: str, inputs: dict[str, Array], backward: Any, *more: Any) -> N
 def test_pytorch_beside_the_numpy_gives_the_same() -> None:
     pytest.importorskip("torch")
     p, draw, (I, J, P, D) = page(), rng(), (5, 4, 3, 2)
-    defined = re.findall(r"^def (\w+)", "\n".join(code_blocks(in_torch=True)), re.MULTILINE)
-    tests = Path(__file__).read_text(encoding="utf-8")
-    assert not [name for name in defined if f'in_both("{name}"' not in tests]
-
     inputs = {"u": draw.normal(size=(I, P)), "w": draw.normal(size=(I, J, P, D))}
     in_both("votes", inputs, lambda dout, _: p.votes_backward(dout, **inputs))
     s = draw.normal(size=(I, D))
@@ -253,22 +242,22 @@ def test_pytorch_beside_the_numpy_gives_the_same() -> None:
     in_both("matrix_votes", poses, lambda dout, _: p.matrix_votes_backward(dout, **poses))
     row, column = draw.uniform(size=(2, I))
     in_both("add_coordinates", {"votes": draw.normal(size=(I, J, 4, 4))},
-            lambda dout, _: (p.add_coordinates_backward(dout),), row, column)  # fmt: skip
+            lambda dout, _: (p.add_coordinates_backward(dout),), row, column)
 
     fit = {"r": draw.dirichlet(np.ones(J), I), "a": draw.uniform(0.1, 0.9, I), "votes": u_hat,
-           "beta_a": draw.normal(size=J), "beta_v": draw.normal(size=J)}  # fmt: skip
+           "beta_a": draw.normal(size=J), "beta_v": draw.normal(size=J)}
     more = (0.7, 0.3, 1.7)
     in_both("m_step", fit, lambda dmu, dsigma_sq, dz, _: p.m_step_backward(dmu, dsigma_sq, dz, *fit.values(), *more),
-            *more)  # fmt: skip
+            *more)
     gaussians = {"mu": draw.normal(size=(J, D)), "sigma_sq": draw.uniform(0.5, 2, (J, D)), "z": draw.normal(size=J),
-                 "votes": u_hat}  # fmt: skip
+                 "votes": u_hat}
     seen = draw.uniform(size=(I, J)) < 0.7
     seen[:, 0] = True
     in_both("e_step", gaussians, lambda dr, r: p.e_step_backward(dr, r, **gaussians), seen)
     routed = {name: fit[name] for name in ("votes", "a", "beta_a", "beta_v")}
     lambdas = [0.4, 0.7, 1.1]
     in_both("em_routing", routed, lambda dmu, da, out: p.em_routing_backward(
-        dmu, da, *routed.values(), lambdas, 0.3, out[2], 1.0), lambdas, 0.3, 1.0)  # fmt: skip
+        dmu, da, *routed.values(), lambdas, 0.3, out[2], 1.0), lambdas, 0.3, 1.0)
 
     def of_loss(dloss: Array, out: Any) -> tuple[Array]:
         return (dloss * out[1],)

@@ -1,80 +1,112 @@
-"""exercises.py: the page's code passes, and every planted error gets its diagnosis."""
+"""The check of the exercises: the solutions pass, every planted mistake gets its diagnosis, and a network trains."""
 
 from __future__ import annotations
 
-import re
 import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from helpers import failure, script_environment, usage_error
-from lesson import exercises
+from lesson import check, exercises, solutions
 
-SOLUTION = re.sub(r"(?m)^example = (.*\n){3}", "", exercises.page()[0])
+SOLUTION = Path(solutions.__file__).read_text(encoding="utf-8")
 
 
 def faults_of(text: str, tmp_path: Path, *names: str) -> dict[str, str]:
     path = tmp_path / "mine.py"
     path.write_text(text, encoding="utf-8")
-    return dict(exercises.check(path, names or tuple(exercises.FUNCTIONS)))
+    return {name: fault for name, fault in check.check(path) if not names or name in names}
 
 
-def test_the_code_of_the_page_passes(tmp_path: Path) -> None:
-    assert faults_of(SOLUTION, tmp_path) == dict.fromkeys(exercises.FUNCTIONS, "")
+def test_the_solutions_pass(tmp_path: Path) -> None:
+    assert faults_of(SOLUTION, tmp_path) == dict.fromkeys(check.FUNCTIONS, "")
 
 
 def test_a_copy_of_the_stubs_has_everything_to_do(tmp_path: Path) -> None:
     text = Path(exercises.__file__).read_text(encoding="utf-8")
-    assert faults_of(text, tmp_path) == dict.fromkeys(exercises.FUNCTIONS, "is not written yet")
+    assert faults_of(text, tmp_path) == dict.fromkeys(check.FUNCTIONS, "is not written yet")
 
 
 PLANTED = [  # function, a line of it, the wrong one, the diagnosis
     ("squash_backward", "return f * dv + ", "return -f * dv - ", "ds has the wrong sign"),
     ("squash_backward", "return f * dv + ", "return f * dv - ", "wrong sign in the term with dv, s, twice_df"),
     ("squash_backward", "return f * dv + ", "return f * dv  # ", "ds lacks the term with dv, s, twice_df"),
-    ("squash_backward", "return f * dv + ", "return f * dv + 0.5 * ", "ds is wrong in 9 of 12 entries"),
+    ("squash_backward", "return f * dv + ", "return f * dv + 0.5 * ", "lacks a factor 2 in the term with dv, s,"),
     ("squash_backward", "(s * dv).sum(axis=-1,", "(s * dv).sum(axis=0,", "ds has a wrong axis: what does not depend"),
     ("squash_backward", "+ 1e-9", "", "ds is not finite"),
     ("squash_backward", "return ", "dv += 1\n    return ", "ds is wrong in 12 of 12 entries"),
+    ("squash_backward", "np.sqrt(q) * (1 + q) ** 2", "q * (1 + q) ** 2", "ds lacks the sqrt in np.sqrt(q)"),
+    ("squash_backward", "(1 - q)", "q", "ds has q for 1 - q"),
     ("softmax_backward", "(dc - ", "(dc + ", "db has the wrong sign in the term with c, dc"),
     ("softmax_backward", "(dc - (c * dc).sum(axis=-1, keepdims=True))", "dc", "db lacks the term with c, dc"),
     ("softmax_backward", "axis=-1", "axis=0", "db has a wrong axis: the softmax"),
     ("softmax_backward", "return c", "return 3 * c", "db is 3 times what it should be"),
-    ("dynamic_routing", "b = b + ", "b = b - ", "v has the wrong sign in the term with u_hat, v"),
-    ("dynamic_routing", "b = b + ", "b = ", "c lacks the term with b"),
-    ("dynamic_routing", "c = softmax(b)", "c = softmax(b.T).T", "c has a wrong axis: the softmax is over the children"),
-    ("dynamic_routing", "v = squash(s)", "v = s", "v is wrong in 12 of 12 entries; c is wrong in 40 of 60"),
-    ("dynamic_routing", '"ij,ijd->jd", c', '"ij,ijd->id", c', "ends in ValueError: operands could not be broadcast"),
+    ("dynamic_routing", "b = b + ", "b = b - ", "v in the list: has the wrong sign in the term with u_hat, v"),
+    ("dynamic_routing", "b = b + ", "b = ", "v, c in the list, s in the list, v in the list: lacks the term with b"),
+    ("dynamic_routing", "c = softmax(b)", "c = softmax(b.T).T", "v in the list: has a wrong axis: the softmax"),
+    ("dynamic_routing", "v = squash(s)", "v = s", "v in the list: lacks the squash in squash(s)"),
+    ("dynamic_routing", "ijd->...jd", "ijd->...id", "ends in ValueError: operands could not be broadcast"),
+    ("dynamic_routing", "u_hat, v)", "u_hat, s)", "v in the list: has s for v"),
+    ("dynamic_routing", "range(n_iters)", "range(n_iters + 1)", "v in the list: has one iteration too many"),
+    ("dynamic_routing", "range(n_iters)", "range(n_iters - 1)", "v in the list: has one iteration too few"),
+    ("dynamic_routing", "    return v, steps", "    return squash(np.einsum('ij,ijd->jd', softmax(b), u_hat)), steps",
+     "v has one iteration too many"),
+    ("dynamic_routing", "(c, s, v))", "(c, 0 * s, -7 * v))",
+     "s in the list is 0 times what it should be; v in the list is -7 times what it should be"),
+    ("dynamic_routing", "(c, s, v))", "(c, s))", "returns 3 arrays and not 4: v, c in the list, s in the list, v in"),
+    ("dynamic_routing", "return v, steps", "return v[None], steps", "v has shape (1, 4, 3) and not (4, 3)"),
+    ("dynamic_routing", "((c, s, v))", "((c, s, v[:1]))", "v in the list has shape (3, 1, 3) and not (3, 4, 3)"),
+    ("dynamic_routing_backward", "reversed(steps)", "reversed(steps[1:])", "du_hat lacks the first iteration"),
+    ("dynamic_routing_backward", "squash_backward(dv, s)", "squash_backward(dv, v)", "du_hat has v for s"),
     ("dynamic_routing_backward", "db = db + softmax", "db = db - softmax", "wrong sign in the term with c, dc,"),
     ("dynamic_routing_backward", "du_hat += db[", "du_hat + db[", "lacks the term with db, v"),
     ("dynamic_routing_backward", "softmax_backward(dc, c)", "softmax_backward(dc.T, c.T).T", "has a wrong axis"),
     ("m_step", "(beta_a - cost)", "(beta_a + cost)", "z has the wrong sign in the term with cost"),
-    ("m_step", "+ floor", "", "sigma_sq lacks the term with floor; z lacks the term with floor"),
+    ("m_step", "+ floor", "", "sigma_sq, z: lacks the term with floor"),
     ("m_step", "return mu, sigma_sq, lam *", "return mu, sigma_sq,", "z is 1.43 times what it should be"),
     ("m_step", ".sum(axis=0) + 1e-8", ".sum(axis=1)[:, None] + 1e-8", "z has shape (5, 4) and not (4,): look at"),
     ("m_step", "return mu, sigma_sq,", "return mu,", "returns 2 arrays and not 3: mu, sigma_sq, z"),
-    ("m_step_backward", "-lam * dz", "lam * dz", "dr has the wrong sign in the term with dz, lam"),
-    ("m_step_backward", "dmass -= ", "dmass - ", "dr lacks the term with dweight, mass, weight"),
-    ("m_step_backward", "dweight = np", "dweight = 0 * np", "dr lacks the term with dsigma_sq, error"),
+    ("m_step", "np.log(sigma_sq)", "sigma_sq", "z lacks the log in np.log(sigma_sq)"),
+    ("m_step", "return mu, sigma_sq,", "return mu, np.sqrt(sigma_sq),", "sigma_sq has sigma for sigma squared"),
+    ("m_step", "(beta_a - cost)", "(beta_a - cost)[:, None]", "z has shape (4, 1) and not (4,)"),
+    ("m_step", "0.5 * np.log", "np.log", "z has a factor 2 too many in the term with sigma_sq"),
+    ("m_step_backward", "2 * weight[:", "weight[:", "dvotes lacks a factor 2 in the term with derror"),
+    ("m_step_backward", "(2 * sigma_sq)", "(2 * np.sqrt(sigma_sq))", "has sigma for sigma squared"),
+    ("m_step_backward", "-lam * dz", "lam * dz", "dr, da, dvotes: has the wrong sign in the term with dz, lam"),
+    ("m_step_backward", "dmass -= ", "dmass - ", "dr, da: lacks the term with dweight, mass, weight"),
+    ("m_step_backward", "dweight = np", "dweight = 0 * np", "dr, da: lacks the term with dsigma_sq, error"),
     ("m_step_backward", "(dweight * weight).sum(axis=0)", "(dweight * weight).sum(axis=1).sum()", "has a wrong axis"),
     ("e_step", "-0.5 * ((votes", "-0.5 * (-(votes", "r has the wrong sign in the term with mu, sigma_sq, votes"),
     ("e_step", " + np.log(sigma_sq))", ")", "r lacks the term with sigma_sq"),
     ("e_step", "softmax(np.where(seen, log_ap, -np.inf))", "softmax(log_ap.T).T", "r has a wrong axis: the softmax"),
     ("e_step", "softmax(np.where(seen, log_ap, -np.inf))",
      "np.exp(log_ap) / np.exp(log_ap).sum(axis=1, keepdims=True)", "is not finite for votes far from all parents"),
+    ("e_step", "    log_p", "    sigma_sq = np.sqrt(sigma_sq)\n    log_p", "r has sigma for sigma squared"),
+    ("e_step", "np.log(sigma_sq)", "sigma_sq", "r lacks the log in np.log(sigma_sq)"),
+    ("e_step", "(votes - mu) ** 2", "(votes - mu)", "r lacks the square in (votes - mu) ** 2"),
     ("e_step", "return softmax", "softmax", "ends in ValueError: nothing is returned"),
+    ("e_step_backward", "(1 - sigmoid(z))", "sigmoid(z)", "dz has sigmoid(z) for 1 - sigmoid(z)"),
+    ("e_step_backward", "error / sigma_sq", "error / np.sqrt(sigma_sq)", "dmu, dvotes: has sigma for sigma squared"),
     ("e_step_backward", "error**2 / sigma_sq - 1", "error**2 / sigma_sq + 1", "wrong sign in the term 1"),
-    ("e_step_backward", "softmax_backward(dr, r)", "softmax_backward(dr.T, r.T).T", "dmu has a wrong axis"),
+    ("e_step_backward", "softmax_backward(dr, r)", "softmax_backward(dr.T, r.T).T", "dvotes: has a wrong axis"),
     ("margin_loss", "- 2 * short", "+ 2 * short", "dv has the wrong sign in the term with short"),
-    ("margin_loss", "+ 0.5 * (long", "+ (long", "loss is wrong in 1 of 1"),
-    ("margin_loss", "length[:, None] * v / length[:, None]", "length[:, None] * v / np.sqrt((v * v).sum(axis=0))",
-     "dv has a wrong axis: what"),
+    ("margin_loss", "+ 0.5 * (long", "+ (long", "loss has a factor 2 too many in the term with long"),
+    ("margin_loss", "- 2 * short", "- short", "dv lacks a factor 2 in the term with short"),
+    ("margin_loss", "(short**2)", "(short)", "loss lacks the square in short ** 2"),
+    ("margin_loss", "(short**2).sum() + 0.5 * (long**2).sum()", "[(short**2).sum() + 0.5 * (long**2).sum()]",
+     "loss has shape (1,) and not ()"),
+    ("margin_loss", "* v / length[..., None]", "* v / np.sqrt((v * v).sum(axis=0))", "dv has a wrong axis: what"),
     ("spread_loss", "da[true] = -da.sum()", "", "da lacks the term with da"),
     ("spread_loss", "shortfall[true] = 0", "", "loss is wrong in 1 of 1 entries; da is wrong in 1 of 5"),
-]  # fmt: skip
+    ("spread_loss", "2 * shortfall", "shortfall", "da is 0.5 times what it should be"),
+    ("network", "ds.sum(axis=0)", "ds.sum(axis=0, keepdims=True)", "dbias has shape (1, 4) and not (4,)"),
+    ("network", "ds = squash_backward(du, s)", "ds = du", "dkernel, dbias: lacks the squash_backward in"),
+    ("network", "dynamic_routing(u_hat, 3)", "dynamic_routing(u_hat, 2)", "dw: has one iteration too few"),
+]
 
 
 @pytest.mark.parametrize(("name", "line", "wrong", "diagnosis"), PLANTED)
@@ -85,10 +117,39 @@ def test_a_planted_error_is_diagnosed(name: str, line: str, wrong: str, diagnosi
     assert diagnosis in faults_of(before + body.replace(line, wrong, 1), tmp_path, name)[name]
 
 
+def test_mistakes_are_found_in_code_that_is_written_otherwise(tmp_path: Path) -> None:
+    """A student's own loops, with one of the usual mistakes in each."""
+    text = """
+import numpy as np
+def margin_loss(v, target):
+    loss, dv = 0.0, np.zeros_like(v)
+    for k in range(len(v)):
+        n = np.sqrt(v[k] @ v[k] + 1e-9)
+        if target[k]:
+            loss += max(0, 0.9 - n) ** 2
+            dv[k] = -max(0, 0.9 - n) * v[k] / n  # without the 2
+        else:
+            loss += 0.5 * max(0, n - 0.1) ** 2
+            dv[k] = max(0, n - 0.1) * v[k] / n
+    return loss, dv
+def e_step(mu, sigma_sq, z, votes):
+    a = 1 / (1 + np.exp(-z))
+    p = a * np.exp(-0.5 * ((votes - mu) ** 2 / sigma_sq).sum(2)) / np.prod(sigma_sq, axis=1)  # without the root
+    return p / p.sum(axis=1, keepdims=True)
+"""
+    found = faults_of(text, tmp_path, "margin_loss", "e_step")
+    assert found["margin_loss"] == "dv lacks a factor 2 in the term with short"
+    assert found["e_step"] == "r has a factor 2 too many in the term with sigma_sq"
+
+
+def test_the_network_of_the_solutions_learns() -> None:
+    assert check.trained_accuracy(solutions.network, n_steps=25) > 0.3  # guessing gives 0.1
+
+
 def test_a_file_is_checked_from_the_command_line(tmp_path: Path) -> None:
     def run(text: str, redirection: str = "") -> tuple[int, str, str]:
         (tmp_path / "mine.py").write_text(text, encoding="utf-8")
-        command = shlex.join([sys.executable, "-m", "lesson.exercises", "mine.py"])
+        command = shlex.join([sys.executable, "-m", "lesson.check", "mine.py"])
         line = f"set -o pipefail; unset PYTHONUNBUFFERED; {command} {redirection}"
         process = subprocess.run(
             ["bash", "-c", line], cwd=tmp_path, env=script_environment(), capture_output=True, text=True
@@ -96,21 +157,55 @@ def test_a_file_is_checked_from_the_command_line(tmp_path: Path) -> None:
         return process.returncode, process.stdout, process.stderr
 
     status, out, error = run(SOLUTION)
-    assert (status, out.splitlines()[-1], error) == (0, "10 of 10 functions pass", "")
+    assert (status, out.splitlines()[-1], error) == (0, "11 of 11 functions pass", "")
     assert out.splitlines()[0].split() == ["1", "squash_backward", "passes"]
     wrong = SOLUTION.replace("return f * dv", "return -f * dv").partition("def spread_loss")[0]
     status, out, error = run(wrong)  # the routing gets a correct squash_backward
-    assert (status, out.splitlines()[-1], error) == (1, "8 of 10 functions pass", "")
+    assert (status, out.splitlines()[-1], error) == (1, "8 of 11 functions pass", "")
     assert run(wrong, "| true") == (0, "", "")
+
+
+def test_exercise_9_trains_with_the_functions_of_the_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(SOLUTION, encoding="utf-8")
+    given = []
+
+    def trained_accuracy(network: Any) -> float:
+        given.append(network)
+        return 0.5
+
+    monkeypatch.setattr(check, "trained_accuracy", trained_accuracy)
+    with pytest.raises(SystemExit, match="0"):
+        check.main([str(path), "3", "9"])
+    out = capsys.readouterr().out.splitlines()
+    assert [line.split()[1] for line in out[:2]] == ["dynamic_routing", "network"]
+    assert out[-1] == "your network classifies 50% of 300 new drawn digits correctly"
+    assert given[0].__globals__["squash_backward"].__globals__ is given[0].__globals__, (
+        "all functions are the file's own"
+    )
+    monkeypatch.undo()
+    path.write_text(Path(exercises.__file__).read_text(encoding="utf-8"), encoding="utf-8")
+    assert check.main([str(path), "9"]) == 1
+    assert capsys.readouterr().err.startswith("error: the training ends in NotImplementedError")
+
+
+def test_the_file_of_the_exercises_runs_the_example_by_hand(tmp_path: Path) -> None:
+    stubs = Path(exercises.__file__).read_text(encoding="utf-8")
+    path = tmp_path / "mine.py"
+    path.write_text(stubs.replace("if __name__ ==", SOLUTION + "\n\nif __name__ =="), encoding="utf-8")
+    out = subprocess.run([sys.executable, path], capture_output=True, text=True, check=True).stdout.splitlines()
+    assert out[1] == "iteration 2: couplings to A [0.62 0.62 0.62 0.38], lengths of A and B [0.69 0.06]"
 
 
 def test_what_cannot_be_checked_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "mine.py"
-    for argv in ([], ["--no-such-flag", str(path)]):
-        usage_error(exercises, argv, capsys)
-    assert "No such file" in failure(exercises, [str(path)], capsys)
+    for argv in ([], ["--no-such-flag", str(path)], [str(path), "10"], [str(path), "x"]):
+        usage_error(check, argv, capsys)
+    assert "No such file" in failure(check, [str(path)], capsys)
     for text, ending in {"def f(:": "SyntaxError: invalid syntax", "raise SystemExit(7)": "SystemExit: 7"}.items():
         path.write_text(text)
-        assert f"{path} ends in {ending}" in failure(exercises, [str(path)], capsys)
+        assert f"{path} ends in {ending}" in failure(check, [str(path)], capsys)
     with pytest.raises(SystemExit, match="0"):
-        exercises.main(["--help-all"])
+        check.main(["--help-all"])

@@ -30,10 +30,9 @@ from explorer import make_explorer_gif as animation
 from explorer.browser import NoBrowserError, headless_browser, show_as
 from fast.workers import Workers
 from helpers import EXPERIMENTS, MNIST, ROOT, digits_folder, failure, needs_mnist, smallest, usage_error
-from support.checkpoints import load_checkpoint
+from smallnorb_novel_viewpoint import TrainState
+from support.experiment import load_checkpoint
 from support.figures import with_reported_seed
-from support.output import UserError
-from support.run import TrainState
 
 Array = np.ndarray
 PAGE = ROOT / "explorer.html"
@@ -120,7 +119,7 @@ def _few_capsules() -> Iterator[None]:
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Path]]:
     """Of the smallest networks, trained for six steps."""
     folder = tmp_path_factory.mktemp("checkpoints")
-    paths = {"multimnist_capsnet": folder / "digits", "smallnorb_novel_viewpoint": folder / "views.safetensors"}
+    paths = {"multimnist_capsnet": folder / "digits", "smallnorb_novel_viewpoint": folder / "views.npz"}
     more = {"multimnist_capsnet": "--models capsnet,cnn_pool --n-test 120 --n-val 20", "smallnorb_novel_viewpoint": ""}
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()):
         smallest(patch)
@@ -200,7 +199,7 @@ def test_a_page_is_written_anew_with_its_networks(tmp_path: Path, capsys: Any) -
 def test_a_study_by_hand(tmp_path: Path) -> None:
     path, accuracies = tmp_path / "shapes.json", {"capsules": (0.5, 0.52), "cnn_matched": (0.4, 0.44)}
     runs = [{"seed": 200 + k, "models": {name: {"held_out_accuracy": both[k]} for name, both in accuracies.items()}}
-            for k in (0, 1)]  # fmt: skip
+            for k in (0, 1)]
     path.write_text(json.dumps({"config": {"lr": 0.1}, "settings": {"default": {"runs": runs}}}))
     found, other = (
         explorer.study(path, views.Config(lr=lr), explorer.VIEW_MODELS, "held_out_accuracy") for lr in (0.1, 0.2)
@@ -222,7 +221,7 @@ def test_a_wrong_command_line_is_one_line(checkpoints: tuple[Path, Path], tmp_pa
 
 def test_a_network_that_the_page_cannot_compute_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(explorer, "load_finished", lambda *_, **__: (views.Config(dataset="toys"), {}))
-    with pytest.raises(UserError, match="other was trained on toys, whose networks the page does not compute"):
+    with pytest.raises(OSError, match="other was trained on toys, whose networks the page does not compute"):
         explorer.load_viewpoint(Path("other"))
 
 
@@ -442,7 +441,7 @@ def test_em_routing_and_the_cnn_are_those_of_numpy(more: dict[str, Any], exact: 
     asked = {
         "loss": config.loss, "lambdas": config.lambdas, "varianceFloor": config.variance_floor,
         "standardize": config.standardize == "image",
-    }  # fmt: skip
+    }
     given, images = images, views.standardized(images) if config.standardize == "image" else images
     scores, cache = models["capsules"].forward(exact.views["capsules"], images)
     cnn_scores, _ = models["cnn_matched"].forward(exact.views["cnn_matched"], images)
@@ -685,7 +684,7 @@ def test_no_sideways_scrolling(width: int, dark: bool, page: Any) -> None:
     outside = page.execute_script("""
         const out = (box) => box.left < 0 || box.right > arguments[0];
         return [...document.querySelectorAll("body *")]
-            .filter((e) => out(e.getBoundingClientRect())).map((e) => e.outerHTML.slice(0, 80));""", width)  # fmt: skip
+            .filter((e) => out(e.getBoundingClientRect())).map((e) => e.outerHTML.slice(0, 80));""", width)
     assert outside == []
 
 
@@ -699,7 +698,7 @@ def test_one_screen_of_a_phone_shows_what_is_changed_and_its_answers(together: s
         const parts = [...document.querySelectorAll(arguments[0])];
         const box = (e) => e.getBoundingClientRect();
         scrollBy(0, Math.min(...parts.map((e) => box(e).top)) - 2);
-        return parts.map((e) => [box(e).left, box(e).top, box(e).right, box(e).bottom]);""", together))  # fmt: skip
+        return parts.map((e) => [box(e).left, box(e).top, box(e).right, box(e).bottom]);""", together))
     assert len(boxes) == n
     assert (boxes[:, 2:] - boxes[:, :2] >= (100, 24)).all()  # pixels, enough for a finger
     assert (boxes >= 0).all()

@@ -17,7 +17,7 @@ from data.pictures import read_strokes
 from fast.workers import SERIAL
 from helpers import EXPERIMENTS, digits_folder, failure, strokes
 from more import mnist_affine_capsnet as affine
-from support.run import TrainState, init_state
+from multimnist_capsnet import TrainState, init_state
 
 Array = np.ndarray
 
@@ -122,7 +122,7 @@ def test_training_and_test_share_no_digit() -> None:
 
     data = m.make_data(small(n_test=50))
     training, test = ink(strokes().train_images), ink(strokes().test_images)
-    seen = ink(255 * m.training_batch(data, small(batch_size=50), 0).sources.reshape(-1, 36, 36))
+    seen = ink(255 * m.training_batch(data, small(batch_size=50, n_train=50), 0).sources.reshape(-1, 36, 36))
     tested = ink(255 * data.test.sources.reshape(-1, 36, 36))
     assert seen <= training
     assert tested <= test

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from typing import Any
 from unittest.mock import Mock
 
@@ -12,10 +11,10 @@ import pytest
 
 import multimnist_capsnet as digits
 import smallnorb_novel_viewpoint as views
-from helpers import EXPERIMENTS, config_of, digits_folder, smallest
+from helpers import EXPERIMENTS, config_of, digits_folder, smallest, states_of
 from more import conv_matrix_capsules as conv
 from more import mnist_affine_capsnet as affine
-from support.run import TrainState, count_params, init_states
+from smallnorb_novel_viewpoint import TrainState, count_params
 
 Array = np.ndarray
 NAMES = [
@@ -64,7 +63,7 @@ class Network:
         (affine, "lenet", {"canvas": 40, "max_shift": 6}, 44_426 + (784 - 256) * 120),
         (views, "capsules", {}, 558_258),
         (views, "cnn", {}, 262_949),
-        (conv, "cnn", {"dataset": "smallnorb", "cnn": "paper"}, 4_253_349),  # "4.2M"
+        (conv, "cnn", {"dataset": "toys", "cnn": "paper"}, 4_253_349),  # "4.2M"
         (conv, "capsules", {"dataset": "mnist", "sizes": (32, 32, 32, 32)}, 832 + 17_952 + 2 * 147_456 + 5120 + 148),
     ],
 )
@@ -80,12 +79,6 @@ def test_a_batch_mate_changes_nothing(experiment: str, name: str) -> None:
     alone = np.concatenate([network.scores(network.batch.part(k, k + 1)) for k in range(n)])
     np.testing.assert_allclose(scores, alone, rtol=1e-9, atol=1e-12)
     assert np.abs(scores[0] - scores[1]).max() > 1e-9
-    whole, expected = network.loss_and_grads(network.batch, n)
-    parts = [network.loss_and_grads(network.batch.part(*part), n) for part in ((0, 2), (2, n))]
-    assert sum(loss for loss, _ in parts) == pytest.approx(whole, rel=1e-12)
-    for key, gradient in expected.items():
-        total, largest = sum(grads[key] for _, grads in parts), np.abs(gradient).max()
-        np.testing.assert_allclose(total, gradient, rtol=1e-9, atol=1e-11 * largest, err_msg=key)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -115,15 +108,13 @@ OF_PAIRS = {**OF_DIGITS, "n_epochs": 2, "n_train": 1120, "n_test": 100}
 OF_TURNED = {**OF_DIGITS, "n_epochs": 12, "n_train": 192, "n_val": 100, "n_sweep": 4, "lr": 1e-2, "cnn_lr": 1e-2}
 OF_FIELDS = {**OF_VIEWS, "n_epochs": 7, "dataset": "voxels", "sizes": (8, 4, 4, 4), "lr": 1e-2, "variance_floor": 0.3}
 LEARNING: list[tuple[Any, ...]] = [
-    *((views, "capsules", OF_VIEWS | {"loss": "cross-entropy", "em_grad": policy}, "familiar_accuracy", 0.45)
-      for policy in ("exact", "stop")),
-    *((views, name, {**OF_VIEWS, "loss": "spread"}, "familiar_accuracy", 0.45) for name in views.MODEL_NAMES),
-    *((digits, name, {**OF_PAIRS, "optimizer": optimizer}, "digit_accuracy", 0.3)
-      for name, optimizer in itertools.product(digits.MODEL_NAMES, ("adam", "muon"))),
+    (views, "capsules", OF_VIEWS | {"loss": "cross-entropy", "em_grad": "stop"}, "familiar_accuracy", 0.45),
+    *((views, name, OF_VIEWS, "familiar_accuracy", 0.45) for name in views.MODEL_NAMES),
+    *((digits, name, OF_PAIRS, "digit_accuracy", 0.3) for name in digits.MODEL_NAMES),
+    (digits, "capsnet", {**OF_PAIRS, "optimizer": "muon"}, "digit_accuracy", 0.3),
     *((affine, name, OF_TURNED, "val_accuracy", 0.2) for name in affine.MODEL_NAMES),
-    *((conv, name, {**OF_FIELDS, "loss": loss}, "familiar_accuracy", 0.45)
-      for name, loss in itertools.product(conv.MODEL_NAMES, ("spread", "cross-entropy"))),
-]  # fmt: skip
+    *((conv, name, OF_FIELDS, "familiar_accuracy", 0.45) for name in conv.MODEL_NAMES),
+]
 
 
 @pytest.mark.parametrize(("script", "name", "changes", "metric", "least"), LEARNING)
@@ -160,7 +151,7 @@ def test_a_step_moves_every_parameter_and_weights_outside_of_the_routing_decay(
         states.append(script.train_all(changed, script.make_data(changed), names=(name,))[name])
     plain, shrunk = states
     assert plain.step == shrunk.step == 1
-    start = init_states(script.make_models(config), config)[name].params
+    start = states_of(script.make_models(config), config)[name].params
     lr = conv.learning_rate(config, name, 0.0) if script is conv else views.of_model(name, config)[1]
     for key, p in plain.params.items():
         assert (p != start[key]).mean() > 0.5, key
@@ -174,7 +165,7 @@ def test_a_step_moves_every_parameter_and_weights_outside_of_the_routing_decay(
 INSIDE_TWINS = (  # what each fast twin calls
     "fast.optimizers._adam", "fast.spectral_conv.transforms", "fast.dynamic_routing.route",
     "fast.field_em.votes_forward",
-)  # fmt: skip
+)
 
 
 @pytest.mark.parametrize("name", [name for name, e in EXPERIMENTS.items() if hasattr(e.script.Config, "plain")])

@@ -15,7 +15,7 @@ from fast import optimizers
 from fast.optimizers import BLOCK, FLUSH_EVERY, adamw_step, muon_step, orthogonalized
 from fast.workers import Workers
 from helpers import GradientError, surviving_mutants
-from support.run import TrainState
+from smallnorb_novel_viewpoint import TrainState
 
 Array = np.ndarray
 N_INPUTS = {"conv.w": (0, 1, 2), "routing.w": (1, 2), "hidden.w": (0,)}
@@ -106,7 +106,7 @@ def test_muon_by_hand() -> None:
     ("name", "check"),
     [("_adam", check_adamw), ("_total", check_adamw), ("muon_step", check_adamw), ("_muon", check_muon),
      ("orthogonalized", check_muon)],
-)  # fmt: skip
+)
 def test_an_error_is_seen(name: str, check: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     survivors = surviving_mutants(monkeypatch, optimizers, name, check)
     floor = [s for s in survivors if "floor =" in s or "+ floor" in s]  # only what is next to nothing feels the floor

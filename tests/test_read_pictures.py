@@ -19,7 +19,6 @@ from data import labelled_pictures, pictures
 from data.labelled_pictures import PictureSets, read_sets
 from helpers import PICTURE_CLASSES as CLASSES
 from helpers import idx, picture, write_folder
-from support.output import UserError
 
 Array = np.ndarray
 Capture = pytest.CaptureFixture[str]
@@ -46,7 +45,7 @@ def sets_of(path: Path, side: int | tuple[int, int] = (20, 32), channels: int = 
 
 
 def fault_of(path: Path) -> str:
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(OSError) as caught:
         sets_of(path)
     text = str(caught.value)
     assert "\n" not in text
@@ -108,12 +107,12 @@ def test_colours_palettes_bits_frames_and_transparency(tmp_path: Path) -> None:
     frames[0].save(tmp_path / "two.gif", save_all=True, append_images=frames[1:])
     for name, image in {"a.bmp": colours, "clear.png": Image.fromarray(clear),
                         "bright.png": Image.fromarray(bright),
-                        "bits.png": Image.new("L", (16, 16), 255).convert("1")}.items():  # fmt: skip
+                        "bits.png": Image.new("L", (16, 16), 255).convert("1")}.items():
         image.save(tmp_path / name)
     for name, channels, corner, middle in (
         ("a.bmp", 3, [200, 100, 50], [200, 100, 50]), ("a.bmp", 1, 124, 124), ("bits.png", 1, 255, 255),
         ("clear.png", 1, 255, 20), ("clear.png", 3, 255, 20), ("bright.png", 1, 0, 240), ("two.gif", 1, 90, 90),
-    ):  # fmt: skip
+    ):
         read = read_square(tmp_path / name, 16, channels)
         assert (read[0, 0] == corner).all(), name
         assert (read[8, 8] == middle).all(), name
@@ -149,7 +148,7 @@ def test_a_picture_of_too_many_pixels_is_refused_before_it_is_decoded(
     Image.new("L", (11, 10)).save(tmp_path / "huge.png")
     monkeypatch.setattr(f"data.pictures.{where.removeprefix('pictures.')}", 50)
     monkeypatch.setattr(Image.Image, "load", lambda _: pytest.fail("was decoded"))
-    with pytest.raises(UserError, match=rf"huge\.png is not a picture that can be read: .*{says} pixels"):
+    with pytest.raises(OSError, match=rf"huge\.png is not a picture that can be read: .*{says} pixels"):
         pictures.read_grey(tmp_path / "huge.png")
 
 
@@ -258,7 +257,7 @@ def test_numbers_of_a_kind_or_a_range_that_no_training_had(tmp_path: Path) -> No
             "has values up to 4080, and those of the training up to 1000: scale",
         ),
     ):
-        with pytest.raises(UserError, match=says):
+        with pytest.raises(OSError, match=says):
             pictures.square_of_set(tmp_path / name, 20, 1, levels)
     for ends, grey in (((0, 1), 51), ((0, 4095), 51), ((-1, 1), 51), ((1, 101), 128), ((0, 51), 255)):  # as 8 bits
         assert (pictures.square_of_set(tmp_path / "bytes.png", 20, 1, {"arrays": ends}) == grey).all()
@@ -405,14 +404,14 @@ LAYOUTS: list[tuple[Mapping[str, Sequence[str]], Sequence[str], tuple[int, int],
       for place, test in (("train", "test1"), ("train/train", "test1"), ("train/train", "test/test"))),
     ({"train": PAIR, "contest": PAIR}, PAIR, (6, 2), "left out: 8 pictures of no class (contest/cat, contest/dog)"),
     ({"train": IN_NAMES, "test1": ["{}.png"], "test2": IN_NAMES}, PAIR, (8, 8), "4 pictures of no class (test1)"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("tree", "classes", "counts", "said"), LAYOUTS)
 def test_layouts(
     tree: Mapping[str, Sequence[str]], classes: Sequence[str], counts: tuple[int, int], said: str, tmp_path: Path,
     capsys: Capture,
-) -> None:  # fmt: skip
+) -> None:
     sets = sets_of(write_tree(tmp_path / "set", tree))
     assert sets.classes == tuple(classes)
     assert (len(sets.train.labels), len(sets.test.labels)) == counts
@@ -436,7 +435,7 @@ def test_links_are_followed_but_not_to_a_folder_around_them(folder: Path, tmp_pa
         {"set": ["DSC.{}.png"]}, {"train": ["{}.png"]}, {"test": ["{}.png"]}, {"set": ["train.{}.png", "test1.{}.png"]},
         {"dev/cat": ["{}.png"], "test/cat": ["{}.png"]},
     ],
-)  # fmt: skip
+)
 def test_pictures_without_classes_are_refused_with_the_layouts(
     tree: Mapping[str, Sequence[str]], tmp_path: Path
 ) -> None:
@@ -471,9 +470,30 @@ def test_too_many_pictures_for_the_memory_are_refused_before_any_is_read(tmp_pat
         [(range(100_000), labels)], ("a", "b"), lambda *_: pytest.fail("has read one"), lambda item: 16
     )
     for side, channels in ((128, 1), (64, 3)):
-        with pytest.raises(UserError, match="take fewer, or a smaller --image-size"):
+        with pytest.raises(OSError, match="take fewer with --n-train, or a smaller --image-size"):
             labelled_pictures.read_all(tmp_path, source, side, channels)
     assert labelled_pictures.MAX_BYTES >= 4 * 100_000 * 32 * 32 * 3
+
+
+@pytest.mark.parametrize("with_test", [False, True])
+def test_fewer_pictures_are_of_each_class_the_same_share(with_test: bool, tmp_path: Path) -> None:
+    names, counts = ("a", "b", "c"), (40, 20, 4)
+    parts = [(list(range(64)), np.repeat(range(3), counts))] + [(list(range(6)), np.arange(6) % 3)] * with_test
+    source = labelled_pictures.Source(parts, names)
+    rng = np.random.default_rng
+    for n, expected in ((16, (10, 5, 1)), (1, (1, 1, 1)), (64, counts), (10**9, counts)):
+        (items, labels), *test = labelled_pictures.fewer(source, n, rng(3)).parts
+        if with_test:
+            assert tuple(np.bincount(labels)) == expected
+            assert test == parts[1:]
+        else:  # a fifth of them becomes the test set
+            assert abs(len(labels) - min(64, max(6, n / 0.8))) <= 1
+            assert min(np.bincount(labels)) >= 2
+        np.testing.assert_array_equal(labels, parts[0][1][items])
+    again, other = (labelled_pictures.fewer(source, 16, rng(seed)).parts[0][0] for seed in (3, 4))
+    assert labelled_pictures.fewer(source, 16, rng(3)).parts[0][0] == again != other
+    sets = read_sets(write_folder(tmp_path / "own", n=20), 20, 1, rng(0), n_train=24)
+    assert (len(sets.train.labels), len(sets.test.labels)) == (24, 6)
 
 
 # --- A .npz file ------------------------------------------------------------------------------------------------------
@@ -492,7 +512,7 @@ def test_npz_of_any_numbers(tmp_path: Path) -> None:
         (grey, 0), (grey[..., None], 0), (8 * grey.astype(np.int64) - 1000, 1), (grey / 127.5 - 1, 1),
         ((grey / 255 * (1.0000004 + 1e-8) - 1e-8).astype(np.float32), 1),  # as resizing leaves it
         (grey // 17, 17), (grey > 127, 129),
-    ):  # fmt: skip
+    ):
         np.savez(path, x_train=x, y_train=plain["y_train"], x_test=x, y_test=plain["y_train"][:, None])
         sets = sets_of(path)
         assert sets.classes == ("0", "1", "2")
@@ -550,7 +570,7 @@ def test_npz_labels_and_their_names(tmp_path: Path, capsys: Capture) -> None:
         ({"classes": np.array(["a", "b", "a"])}, "2 different names of classes, but 3"),
         ({"x_test": np.zeros((1, 20, 20), np.uint8), "y_test": np.array([7])}, "no training pictures of the class 7"),
     ],
-)  # fmt: skip
+)
 def test_a_wrong_npz_is_one_line(changes: dict[str, Any], words: str, tmp_path: Path) -> None:
     path = tmp_path / "set.npz"
     np.savez(path, **{key: value for key, value in (arrays() | changes).items() if value is not None})
@@ -631,6 +651,9 @@ def test_emnist_is_turned_upright(tmp_path: Path, capsys: Capture) -> None:
     assert "EMNIST's pictures lie on their side and are turned upright" in capsys.readouterr().err
     write_idx(tmp_path / "MNIST" / "EMNIST" / "raw", [1, 2], turned=True)
     np.testing.assert_array_equal(sets_of(tmp_path / "MNIST").train.images, sets.train.images)
+    for name, is_turned in (("EMNIST letters", True), ("tissuemnist", False), ("affinemnist-emnists", False)):
+        own = sets_of(write_idx(tmp_path / name, [1, 2], turned=is_turned))  # by the name of the folder itself
+        assert (own.train.images[own.train.labels == 0][:, :, 6] == 255).all(), name
     write_idx(tmp_path / "more", [1, 2], prefix="emnist-digits-")
     for path in (tmp_path / "more").iterdir():
         path.rename(tmp_path / "emnist" / path.name)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import io
 import itertools
-import re
 import time
 from pathlib import Path
 from typing import Any
@@ -17,10 +15,8 @@ import pytest
 from PIL import Image
 
 from data import pictures, shapes, stroke_digits, toy_norb
-from helpers import EXPERIMENTS, ROOT, config_of, load, smallest, write_folder
+from helpers import EXPERIMENTS, config_of, load, smallest, write_folder
 from recorded import check
-from support.run import TrainState
-from support.training import Session
 
 VIEWS = "--n-train-views 2 --n-test-views 3 --n-elev 2 --n-per-combo 2"
 RUNS = {  # more flags of the smallest training
@@ -73,26 +69,26 @@ def test_own_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def check_run(key: str, script: Any, argv: list[str], tolerance: float = 1e-6) -> None:
     """By a clock that goes on a second each time it is read: a step takes one, and the tests after an epoch others."""
-    config, clock, append, run = config_of(script, argv), itertools.count(), TrainState.append, script.run
+    config, clock, append, run = config_of(script, argv), itertools.count(), script.TrainState.append, script.run
     results, printed = list[Any](), io.StringIO()
 
     def running(*args: Any, **more: Any) -> Any:
         results.append(run(*args, **more))
         return results[0]
 
-    def tested(state: TrainState, metrics: Any) -> None:
+    def tested(state: Any, metrics: Any) -> None:
         time.perf_counter()
         append(state, metrics)
 
     with (
         patch("time.perf_counter", clock.__next__),
-        patch.object(TrainState, "append", tested),
-        patch.object(Session, "trainings", autospec=True, side_effect=Session.trainings) as trainings,
+        patch.object(script.TrainState, "append", tested),
+        patch.object(script.Session, "trainings", autospec=True, side_effect=script.Session.trainings) as trainings,
         patch.object(script, "run", running),
         contextlib.redirect_stdout(printed),
     ):
         assert script.main(argv) == 0
-    (result,) = results
+    ((result, _),) = results
     ((session, n_steps),) = (call.args for call in trainings.call_args_list)
     for name, state in session.trained.items():  # as the progress bar has it
         assert state.step == n_steps(name) or getattr(config, "match_accuracy", None)
@@ -110,7 +106,7 @@ def test_drawn_data(tmp_path: Path) -> None:
         toy_norb.draw_view(toy, 40, 35, eye, toy_norb.draw_ground(
             toy_norb.shadow_maps(toy, 40), toy_norb.shadow_resampling(35, eye, toy.height)))
         for toy in toys for eye in (-1, 1)
-    ]  # fmt: skip
+    ]
     path = tmp_path / "digit.png"
     Image.fromarray(np.arange(40 * 30 * 3, dtype=np.uint8).reshape(40, 30, 3)).save(path)
     check("drawn data", {
@@ -119,29 +115,6 @@ def test_drawn_data(tmp_path: Path) -> None:
                     for name in ("axes", "centres", "albedo", "top")} for of_category in every],
         "toys": views, "order of views": toy_norb.shuffled_views("training", 3),
         "strokes of a picture": pictures.read_strokes(path, 28, 20), "a picture": pictures.read_square(path, 24, 3),
-    })  # fmt: skip
+    })
     # Of 235,200 pixels some are one grey level brighter with another BLAS.
     check("strokes", stroke_digits.stroke_digits(rng(3), 300), tolerance=1e-4)
-
-
-def numbers_in(value: Any) -> list[float]:
-    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
-    return [value] if isinstance(value, int | float) else [number for part in parts for number in numbers_in(part)]
-
-
-def test_constants() -> None:
-    """Tests set some of them lower, and no small run meets others. Not those of claims.py: report.py checks these."""
-    found = dict[str, Any]()
-    modules = {
-        path
-        for room in (".", "more", "explorer", "evidence", "lesson", "data", "benchmarks")
-        for path in ROOT.glob(f"{room}/*.py")
-    }
-    for path in sorted(modules - {ROOT / "evidence" / "claims.py", ROOT / "benchmarks" / "jax_networks.py"}):
-        module = importlib.import_module(".".join(path.relative_to(ROOT).with_suffix("").parts))
-        lines = re.findall(r"^([A-Z][A-Z0-9_, ]*)(?:: [^=\n]+)? = ", path.read_text(), re.MULTILINE)
-        names = [name for line in lines for name in line.split(", ")]
-        found[module.__name__] = {name: numbers_in(getattr(module, name)) for name in names}
-        if path.name.startswith("visualize"):  # which results and which metric a figure reads
-            found[module.__name__] |= {name: getattr(module, name) for name in names if re.search("RESULT|_OF$", name)}
-    check("constants", found, tolerance=1e-9)

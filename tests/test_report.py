@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import operator
+import os
 import re
 import shutil
 import subprocess
@@ -20,7 +21,6 @@ from evidence.report import main, render_page
 from helpers import DATA
 from recorded import check
 from support import results
-from support.output import UserError
 from support.result_tables import paired_table, rows_table, seeds_table
 from support.results import parse_json, save_result
 from support.statistics import describe_sample, summarise_comparison
@@ -178,7 +178,7 @@ def test_tables_of_one_three_and_six_seeds() -> None:
     def comparison(n: int, **settings: tuple[str, ...]) -> Json:
         runs = {setting: [{"seed": 3 + k, "models": {
             name: {"n_params": 1234} | dict(zip(("top", "loss"), rng.random(2).tolist(), strict=True)) for name in names
-        }} for k in range(n)] for setting, names in settings.items()}  # fmt: skip
+        }} for k in range(n)] for setting, names in settings.items()}
         settings_of = {name: {"values": {"kind": name}, "runs": of} for name, of in runs.items()}
         document = {"headline": "top", "reference": "a", "settings": settings_of}
         return summarise_comparison(document)
@@ -191,7 +191,7 @@ def test_tables_of_one_three_and_six_seeds() -> None:
                       for documents, names in (([one], ""), ([several], "s"), ([one, several], "o,s"))],
             "paired": paired_table(one, options),
             "rows": [rows_table([one, several], more) for more in ({}, options | {"names": "o,s"}, {"names": "o,s|"})],
-        })  # fmt: skip
+        })
 
 
 def test_accuracies_in_sentences_are_those_of_the_tables() -> None:
@@ -290,9 +290,9 @@ def test_seeds_of_several_files_stand_side_by_side() -> None:
     rows = [[cell.strip() for cell in row.split("|")[1:-1]] for row in table.split("\n")]
     assert rows[0] == ["seed", "routed capsules: accuracy", "even capsules: accuracy"]
     assert rows[2:5] == [["1", "0.1", "0.3"], ["2", "0.2", "0.6"], ["mean", "0.2", "0.4"]]
-    with pytest.raises(UserError, match="other seeds"):
+    with pytest.raises(OSError, match="other seeds"):
         seeds_table([document(0.1), document(0.3, (1, 3))], {"names": "routed,even"})
-    with pytest.raises(UserError, match="1 names for 2 files"):
+    with pytest.raises(OSError, match="1 names for 2 files"):
         seeds_table([document(0.1), document(0.3)], {"names": "routed"})
 
 
@@ -364,7 +364,7 @@ def test_a_changed_number_a_wrong_part_and_what_is_no_result(page: Path, capsys:
         "b": (text + " " * 200_000, f"is {len(text.encode()) + 200_000:,} bytes, above 200,000"),
         "f": ('{"x": NaN}', "holds NaN, an infinite number or one that is too long"),
         "k": ('{"command": 3}', "is no result with a checksum"),
-    }  # fmt: skip
+    }
     for name, (content, _) in contents.items():
         Path(f"results/fake/{name}.json").write_text(content)
     lines = faults(capsys)
@@ -409,7 +409,7 @@ def test_results_older_than_the_code_are_listed_and_their_flags_may_be_gone(page
     assert "understood" not in err
 
 
-def test_a_result_that_was_written_before_makes_no_commit_dirty(
+def test_the_commit_is_that_of_the_projects_own_root_and_dirty_where_code_has_changed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def commit() -> str | None:
@@ -436,4 +436,16 @@ def test_a_result_that_was_written_before_makes_no_commit_dirty(
     assert commit() == f"{first}-dirty"
     git("add", ".")
     assert commit() == f"{first}-dirty"
+    git("reset", "--hard", first)
+    git("config", "core.quotepath", "false")
+    odd = os.fsencode(tmp_path) + "/ä".encode("latin-1") + b"\xff.py"  # is no text in any locale
+    os.close(os.open(odd, os.O_CREAT))
+    assert commit() == f"{first}-dirty"
+    os.unlink(odd)
+    Path("link").symlink_to(tmp_path)  # the same root by another name
+    monkeypatch.setattr(results, "ROOT", tmp_path / "link")
+    assert commit() == first
+    monkeypatch.setattr(results, "ROOT", tmp_path / "deep")  # a copy unpacked there has no commit of its own
+    Path("deep").mkdir(exist_ok=True)
+    assert commit() is None
     results.git_commit.cache_clear()

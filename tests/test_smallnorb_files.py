@@ -79,14 +79,14 @@ def test_a_set_is_read_as_it_was_written(subset: str, zipped: bool, tmp_path: Pa
     arrays = make_arrays(subset, 300)  # more than a chunk
     assert norb.NORB_CHUNK < 300
     write_set(tmp_path, subset, arrays, zipped)
-    split = s.read_smallnorb(tmp_path, subset)
+    split = s.read_smallnorb(tmp_path, (subset, None))
     np.testing.assert_array_equal(split.labels, arrays.cat)
     np.testing.assert_array_equal(split.elevations, 30 + 5 * arrays.info[:, 1])
     np.testing.assert_array_equal(split.azimuths, 10 * arrays.info[:, 2])
     np.testing.assert_array_equal(split.objects, 6 * arrays.info[:, 0] + arrays.info[:, 3])
-    np.testing.assert_array_equal(split.images, s.shrink(arrays.dat))
+    np.testing.assert_array_equal(split.images, s.standardized(norb.shrink(arrays.dat)))
     assert split.images.shape == (300, 48, 48, 2)
-    some = s.read_smallnorb(tmp_path, subset, azimuth_range=(0, 100))
+    some = s.read_smallnorb(tmp_path, (subset, None), azimuth_range=(0, 100))
     np.testing.assert_array_equal(some.images, split.images[split.azimuths <= 100])
 
 
@@ -117,13 +117,13 @@ def test_splits_are_the_papers(tmp_path: Path) -> None:
 ALL_VIEWS: dict[str, Any] = {
     "dataset": "smallnorb", "standardize": "image", "train_azimuths": (0, 170), "test_azimuths": (180, 350),
     "train_elevations": (30, 70), "test_elevations": (30, 70),
-}  # fmt: skip
+}
 
 
 def test_familiar_and_held_out_views_show_other_objects(folder: Path) -> None:
     config = s.Config(data_dir=folder, **ALL_VIEWS)
     data = s.load_smallnorb(config)
-    training, testing = (s.read_smallnorb(folder, subset) for subset in ("training", "testing"))
+    training, testing = (s.read_smallnorb(folder, (subset, None)) for subset in ("training", "testing"))
     rows = {name: {x.tobytes() for x in split.images} for name, split in data._asdict().items()}
     assert rows["train"] <= {x.tobytes() for x in training.images}
     assert rows["familiar"] | rows["held_out"] == {x.tobytes() for x in testing.images}
@@ -141,8 +141,9 @@ def test_settings_are_chosen_on_other_objects(folder: Path, hold_out: str) -> No
     path = norb.norb_path(folder, "training", "info")
     objects = np.concatenate(list(norb.stream_norb(path, "info")))[:, 0]
     held = np.unique(objects)[-2:]
-    images = s.read_smallnorb(folder, "training").images
-    config = conv.Config(data_dir=folder, hold_out=hold_out, n_val_objects=2, **ALL_VIEWS)
+    images = s.read_smallnorb(folder, ("training", None)).images
+    views = ALL_VIEWS if hold_out == "viewpoints" else {"dataset": "smallnorb"}
+    config = conv.Config(data_dir=folder, held_out=hold_out, n_val_objects=2, **views)
     train, *tests = (split for split in conv.make_data(config) if isinstance(split, conv.Examples))
     seen = {x.tobytes() for x in train.images}
     tested = {x.tobytes() for split in tests for x in split.images}
@@ -181,7 +182,7 @@ FAULTS = [  # a file of the training set, its content, and what the line has to 
     ("info", sound("info", "testing"), "or the training files are those of the other set"),
     ("info", encode((make_arrays("training", 20).info * [1, 0, 1, 1] + [0, 9, 0, 0]).astype(np.int32)), "is damaged"),
     ("info", None, "has no smallnorb-5x46789x9x18x6x2x96x96-training-info.mat"),
-]  # fmt: skip
+]
 FLAGS = "--dataset smallnorb --n-epochs 1 --train-azimuths 0:170 --test-azimuths 180:350 --data-dir"
 
 
@@ -227,7 +228,7 @@ def test_the_sound_set_of_the_fault_tests_is_accepted(script: Any, folder: Path,
 @needs_smallnorb
 def test_the_real_files_hold_what_the_format_says() -> None:
     for subset in ("training", "testing"):
-        split = s.read_smallnorb(SMALLNORB, subset)
+        split = s.read_smallnorb(SMALLNORB, (subset, None))
         assert len(split.labels) >= 6
         assert set(split.labels.tolist()) == set(range(5))
         raw = gzip.decompress((SMALLNORB / (NAMES[subset].format("info") + ".gz")).read_bytes())

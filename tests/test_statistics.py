@@ -11,7 +11,6 @@ import pytest
 from scipy import stats
 
 from support import result_tables
-from support.output import UserError
 from support.results import save_result
 from support.statistics import (
     compare_pairs,
@@ -20,7 +19,7 @@ from support.statistics import (
     summarise,
     t_quantile,
     verdict,
-)  # fmt: skip
+)
 
 T_2, T_3, T_4 = 4.30265273, 3.18244631, 2.77644511  # quantiles of Student's t for 2 to 4 degrees of freedom, a table's
 
@@ -121,8 +120,8 @@ def test_a_file_is_read_with_its_means_and_whole_configurations(tmp_path: Path) 
         (f"{path}#c", "has no part 'c', but a, b"),
         (f"{tmp_path / 'one.json'}#a", "has no part 'a', but none"),
     ):
-        with pytest.raises(UserError, match=message):
+        with pytest.raises(OSError, match=message):
             read_comparison(where)
     save_result(path, {"settings": {}})
-    with pytest.raises(UserError, match="is not a comparison of seeds"):
+    with pytest.raises(OSError, match="is not a comparison of seeds"):
         read_comparison(path)

@@ -17,7 +17,6 @@ from helpers import config_of, failure
 from more import conv_matrix_capsules as conv
 from more import make_toy_norb as script
 from recorded import check
-from support.output import UserError
 
 Array = np.ndarray
 Capture = pytest.CaptureFixture[str]
@@ -111,7 +110,7 @@ def test_a_pair_is_of_the_left_and_of_the_right_eye(monkeypatch: Patch) -> None:
         toys.draw_view(toy, 40, 35, eye, toys.draw_ground(
             toys.shadow_maps(toy, 40), toys.shadow_resampling(35, eye, toy.height)))[0]
         for eye in (-2.5, 2.5)
-    )  # fmt: skip
+    )
     np.testing.assert_array_equal(toys.draw_toy(3, 0)[0, 0, 0], [left, right])
     assert 0.3 < np.abs(left.astype(int) - right).mean() < 12
 
@@ -215,7 +214,7 @@ def test_what_stops_the_drawing_leaves_the_older_set(
     toys.write_toy_norb(tmp_path)
     before = contents(tmp_path)
     monkeypatch.setattr(where, name, stops)
-    with pytest.raises((KeyboardInterrupt, UserError)):
+    with pytest.raises((KeyboardInterrupt, OSError)):
         toys.write_toy_norb(tmp_path, seed=1)
     assert contents(tmp_path) == before
     assert script.main(["--out-dir", str(new)]) == status
@@ -228,7 +227,7 @@ def test_what_stops_the_drawing_leaves_the_older_set(
 
 @pytest.fixture
 def small_cache(tmp_path: Path, monkeypatch: Patch, few_toys: None) -> Path:
-    monkeypatch.setattr(views, "CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("CAPSULES_CACHE", str(tmp_path))
     return tmp_path
 
 
@@ -255,7 +254,7 @@ def test_a_run_has_the_toys_of_its_seed(script: Any, small_cache: Path) -> None:
         return script.make_data(config_of(script, ["--dataset", "toys", "--seed", str(seed)]))
 
     first, second = data_of(6), data_of(7)
-    of_seed = views.read_smallnorb(toys.cached_toys(small_cache, 7), "training", standardize="image")
+    of_seed = views.read_smallnorb(toys.cached_toys(small_cache, 7), ("training", None))
     assert {x.tobytes() for x in second.train.images} <= {x.tobytes() for x in of_seed.images}
     assert not {x.tobytes() for x in first.train.images} & {x.tobytes() for x in of_seed.images}
 
@@ -263,18 +262,18 @@ def test_a_run_has_the_toys_of_its_seed(script: Any, small_cache: Path) -> None:
 def test_the_experiment_holds_out_viewpoints_or_nothing(small_cache: Path) -> None:
     """Without held-out views the halves are the official ones."""
     argv = ["--dataset", "toys", "--n-epochs", "1", "--sizes", "4,2,2,2", "--standardize", "image"]
-    held_out = conv.run(config_of(conv, argv), names=("cnn",))
+    held_out = conv.run(config_of(conv, argv), names=("cnn",))[0]
     assert held_out["headline"] == "held_out_accuracy"
     assert {"familiar_accuracy", "held_out_accuracy", "drop"} < set(held_out["models"]["cnn"])
-    nothing = config_of(conv, [*argv, "--hold-out", "nothing"])
-    result = conv.run(nothing, names=("cnn",))
+    nothing = config_of(conv, [*argv, "--held-out", "nothing"])
+    result = conv.run(nothing, names=("cnn",))[0]
     assert result["headline"] == "accuracy"
     assert "drop" not in result["models"]["cnn"]
     assert "toys: no viewpoints held out" in conv.describe(result)
     data, folder = conv.make_data(nothing), toys.cached_toys(small_cache, 0)
     assert data.held_out is None
     for examples, half in ((data.train, "training"), (data.test, "testing")):
-        split = views.read_smallnorb(folder, half)
+        split = views.read_smallnorb(folder, (half, None))
         np.testing.assert_array_equal(examples.images, split.images)
         np.testing.assert_array_equal(examples.labels, split.labels)
 

@@ -11,12 +11,11 @@ import pytest
 
 import multimnist_capsnet as digits
 from figure_checks import assert_same, cells, check_held, drawn, held, legend_of
-from helpers import EXPERIMENTS, config_of
+from helpers import EXPERIMENTS, config_of, states_of
 from more import make_mnist_affine_capsnet_gif as animation
 from more import mnist_affine_capsnet as experiment
 from more import visualize_mnist_affine_capsnet as figures
-from support.output import UserError
-from support.run import init_states
+from multimnist_capsnet import UserError
 from support.statistics import t_quantile
 
 ANGLES = (-90, 0, 90)
@@ -34,7 +33,7 @@ def run() -> figures.Run:
     """Untrained networks, and made-up tests."""
     flags = "--dtype=float64 --seed=123 --n-test=60 --conv-channels=4"
     config = config_of(experiment, EXPERIMENTS["mnist_affine_capsnet"].argv(flags))
-    states = init_states(experiment.make_models(config), config)
+    states = states_of(experiment.make_models(config), config)
     tested = {name: {"sweep": {"-90": 0.1 * m, "0": 1.0, "90": 0.2}} for m, name in enumerate(states)}
     return figures.Run(config, experiment.make_data(config), states, "seed 123", tested=tested)
 
@@ -49,7 +48,7 @@ def test_turned_digits_are_those_of_the_test_sets(run: figures.Run, canvas: int)
 
 def test_the_median_seed_is_that_of_the_largest_rotation(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(figures, "load_or_train", asked := Mock(side_effect=UserError))
-    with pytest.raises(UserError):
+    with pytest.raises(OSError):
         figures.finished(experiment.Config(rotation=(15.0, 40.0)), None, {})
     assert (figures.RESULTS, "capsnet", "rotated_40_accuracy") in asked.call_args.args
 
@@ -57,7 +56,7 @@ def test_the_median_seed_is_that_of_the_largest_rotation(monkeypatch: pytest.Mon
 def test_the_sweep_is_mean_and_interval_of_the_reported_seeds(run: figures.Run) -> None:
     values = {"capsnet": [0.3, 0.5], "cnn": [0.6, 0.6], "lenet": [0.1, 0.3]}
     reported = [{"seed": 200 + s, "models": {name: {"sweep": {"-90": 0.1, "0": 1.0, "90": found[s]}}
-                                             for name, found in values.items()}} for s in range(2)]  # fmt: skip
+                                             for name, found in values.items()}} for s in range(2)]
     fig = drawn(lambda: figures.draw_rotation_sweep(run._replace(reported=reported)))
     left, right = fig.axes[:2]
     half = t_quantile(2) * 0.1
@@ -72,7 +71,7 @@ def test_the_sweep_is_mean_and_interval_of_the_reported_seeds(run: figures.Run) 
     gains = {"CNN of equal size": [x, [0, 0, -20]], "LeNet-5": [x, [0, 0, 20]]}
     width = 100 * half
     check_held(right, lines=gains, bands=[[x, [0, 0, -20 - width], [0, 0, -20 + width]], [x, [0, 0, 20], [0, 0, 20]]],
-               levels=[0])  # fmt: skip
+               levels=[0])
     assert legend_of(fig) == list(LABELS)
     four = np.flatnonzero(run.data.test_labels == 4)[:1]
     for inset, angle in zip(left.child_axes, range(-90, 91, 30), strict=True):

@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 
 from fast.workers import SERIAL
-from figure_checks import assert_same, check_held, drawn, held, legend_of
-from helpers import EXPERIMENTS, config_of
+from figure_checks import assert_same, check_held, drawn, held, legend_of, move_to
+from helpers import EXPERIMENTS, config_of, states_of
 from more import conv_matrix_capsules as experiment
 from more import make_conv_matrix_capsules_gif as animation
 from more import visualize_capsule_attacks as attacks
 from more import visualize_conv_matrix_capsules as figures
+from smallnorb_novel_viewpoint import TrainState
 from support.results import parse_json
-from support.run import TrainState, init_states
 from support.statistics import t_quantile
 
 FLAGS = "--dtype=float64 --seed=123 --n-train=48 --n-test=60 --em-iters=3 --lr=0.01"
@@ -26,7 +26,7 @@ FLAGS = "--dtype=float64 --seed=123 --n-train=48 --n-test=60 --em-iters=3 --lr=0
 
 @pytest.fixture(autouse=True)
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+    move_to(tmp_path, monkeypatch)
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +70,7 @@ def viewed(
         "seed": s, "models": {model: {f"{angle}_{at}_accuracy": at / 512 + 0.1 * s for at in (30, 60, 340)}},
         "history": {model: {"familiar_accuracy": [f + 0.1 * s for f in familiar],
                             "held_out_accuracy": [h + 0.1 * s for h in held_out]}},
-    } for s in (0, 1)]  # fmt: skip
+    } for s in (0, 1)]
     path = figures.RESULTS / f"toys_{name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({"dataset": "toys", "config": config, "settings": {"": {"config": {}, "runs": runs}}}))
@@ -98,21 +98,21 @@ def test_differences_on_shapes_are_capsules_minus_cnn() -> None:
 
     def metrics(within: float, near: float, far: float) -> dict[str, float]:
         return {"azimuth_200_accuracy": far, "azimuth_330_accuracy": near + 0.1, "azimuth_180_accuracy": near - 0.1,
-                "azimuth_60_accuracy": within, "held_out_accuracy": 0.0}  # fmt: skip
+                "azimuth_60_accuracy": within, "held_out_accuracy": 0.0}
 
     config = {"train_azimuths": [0, 150], "train_elevations": [10, 70], "test_elevations": [10, 70]}
     runs = [{"seed": 200 + s, "models": {"capsules": metrics(1.0, a, b), "cnn": metrics(1.0, 0.5, 0.5)}}
-            for s, (a, b) in enumerate([(0.8, 0.4), (0.6, 0.2)])]  # fmt: skip
+            for s, (a, b) in enumerate([(0.8, 0.4), (0.6, 0.2)])]
     path = Path("shapes.json")
     path.write_text(json.dumps({"dataset": "shapes", "config": config, "settings": {"": {"config": {}, "runs": runs}}}))
     fig = drawn(lambda: figures.draw_shapes_accuracy(figures.read_views([path])))
     x, half = [0, 30, 50], t_quantile(2) * np.array([0, 0.1, 0.1])
     mean, flat = np.array([1.0, 0.7, 0.3]), np.array([1.0, 0.5, 0.5])
     check_held(fig.axes[0], lines={"Matrix capsules": [x, mean], "CNN of equal size": [x, flat]},
-               bands=[[x, mean - half, mean + half], [x, flat, flat]], levels=[0.2])  # fmt: skip
+               bands=[[x, mean - half, mean + half], [x, flat, flat]], levels=[0.2])
     gain = np.array([0, 20, -20])
     check_held(fig.axes[1], lines={"Matrix capsules": [x, gain]},
-               bands=[[x, gain - 100 * half, gain + 100 * half]], levels=[0])  # fmt: skip
+               bands=[[x, gain - 100 * half, gain + 100 * half]], levels=[0])
     assert fig.axes[0].get_title("left") == "new azimuths, 2 sets"
 
 
@@ -165,7 +165,7 @@ def test_attacks_are_means_and_intervals_with_the_papers_beside() -> None:
 
 def test_networks_of_the_median_seed_are_trained_for_their_curves(monkeypatch: pytest.MonkeyPatch) -> None:
     runs = [{"seed": s, "models": {"capsules": {"accuracy": a}, "cnn": {"accuracy": b}}}
-            for s, a, b in ((200, 0.9, 0.5), (201, 0.7, 0.6), (202, 0.8, 0.4))]  # fmt: skip
+            for s, a, b in ((200, 0.9, 0.5), (201, 0.7, 0.6), (202, 0.8, 0.4))]
     config = {"dataset": "shapes", "sizes": [4, 2, 2, 2], "n_epochs": 3, "epsilons": [0.1], "of_older_code": 1}
     path = Path("attacks.json")
     path.write_text(json.dumps({"dataset": "shapes", "config": config, "settings": {"": {"runs": runs}}}))
@@ -184,14 +184,14 @@ def test_networks_of_the_median_seed_are_trained_for_their_curves(monkeypatch: p
     Config = attacks.experiment.Config
     assert trained == [Config(seed=202, sizes=(4, 2, 2, 2), n_epochs=3, epsilons=(0.1,))]
     check_held(fig.axes[1], lines={"Matrix capsules": [[1, 2], [0.4, 0.6]], "CNN of equal size": [[1, 2], [0.7, 0.9]]},
-               levels=[0.2])  # fmt: skip
+               levels=[0.2])
     assert any("seed 202, the median of 3" in text.get_text() for text in fig.texts)
 
 
 def test_a_frame_shows_votes_activations_and_accuracies(run: figures.Run) -> None:
     recorder = animation.Recorder(run.config, run.data, [0, 4], SERIAL)
     for step in (0, 4):
-        one = init_states(experiment.make_models(run.config), run.config)["capsules"]
+        one = states_of(experiment.make_models(run.config), run.config)["capsules"]
         one.step = step
         recorder(one, True)
     last, label = recorder.snapshots[1].routing, recorder.label

@@ -14,10 +14,10 @@ import make_multimnist_capsnet_gif as animation
 import multimnist_capsnet as experiment
 import visualize_multimnist_capsnet as figures
 from fast.workers import SERIAL
-from figure_checks import cells, check_held, drawn, held, legend_of
-from helpers import EXPERIMENTS, config_of
+from figure_checks import cells, check_held, drawn, held, legend_of, move_to
+from helpers import EXPERIMENTS, config_of, states_of
+from multimnist_capsnet import TrainState
 from support.figures import with_reported_seed
-from support.run import TrainState, init_states
 from support.statistics import t_quantile
 
 GREYS = 0.5 / 63 + 1e-6  # rounding of pictures
@@ -26,7 +26,7 @@ HISTORY = {"set_accuracy": [0.25, 0.75, 0.5], "soft_accuracy": [0.75, 0.9, 0.875
 
 @pytest.fixture(autouse=True)
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+    move_to(tmp_path, monkeypatch)
 
 
 @pytest.fixture(scope="module")
@@ -34,10 +34,10 @@ def run() -> figures.Run:
     """Untrained networks with histories of three epochs."""
     flags = "--dtype=float64 --seed=123 --n-test=60 --conv-channels=4"
     config = config_of(experiment, EXPERIMENTS["multimnist_capsnet"].argv(flags))
-    states = init_states(experiment.make_models(config), config)
+    states = states_of(experiment.make_models(config), config)
     for state in states.values():
         state.history = dict(HISTORY)
-    states["capsnet"].history |= {"train_margin_loss": [0.5, 0.3, 0.2], "recon_mse": [0.09, 0.07, 0.06]}
+    states["capsnet"].history |= {"train_class_loss": [0.5, 0.3, 0.2], "recon_mse": [0.09, 0.07, 0.06]}
     return figures.Run(config, experiment.make_data(config), states, "seed 123")
 
 
@@ -155,7 +155,7 @@ def test_the_length_of_a_training_is_what_its_setting_says() -> None:
     assert {series: list(lengths) for series, lengths in found.items()} == {
         figures.Series("capsnet", False): [47_872, 485_568, 4_998_400],
         figures.Series("cnn", False): [47_872], figures.Series("capsnet", True): [47_872],
-    }  # fmt: skip
+    }
     fig = drawn(lambda: figures.draw_scaling(found))
     names = ["CapsNet", "CNN without pooling", "CapsNet of the paper's size, any overlap"]
     assert legend_of(fig) == names

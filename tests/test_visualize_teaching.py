@@ -1,4 +1,4 @@
-"""The drawings of the networks, and the pictures of docs/how_capsules_work.md from small networks."""
+"""The drawings of the networks, and the pictures of the lesson."""
 
 from __future__ import annotations
 
@@ -7,20 +7,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from matplotlib.colors import to_rgba
 from matplotlib.patches import Ellipse
 from matplotlib.text import Annotation
 
-import multimnist_capsnet as digits
 import smallnorb_novel_viewpoint as views
-from figure_checks import Capture, check_held, check_pictures, drawn, held
-from helpers import EXPERIMENTS, failure, smallest
+from figure_checks import Capture, check_held, check_pictures, check_unchanged, draw_coarsely, drawn, held
 from lesson import visualize_how_capsules_work as pictures
 from more import visualize_networks as networks
-from recorded import check
-from support.checkpoints import load_checkpoint
+from smallnorb_novel_viewpoint import count_params
 from support.figures import GREEN, darkened
-from support.run import count_params, init_states
+from test_docs import page as reference
 
 STAGES = {  # written by hand from the scripts' docstrings
     "smallnorb_novel_viewpoint": [(32, 32, 1), (16, 16, 16), (8,), (5,), (5,)],
@@ -55,76 +51,43 @@ def test_a_drawing_is_the_same_every_time(tmp_path: Path, capsys: Capture) -> No
         assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == [expected] * 4
 
 
-def test_pictures_from_small_networks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
-    monkeypatch.chdir(tmp_path)
-    smallest(monkeypatch)
-    experiment = EXPERIMENTS["multimnist_capsnet"]
-    argv = [*experiment.argv("--models capsnet --dtype float64"), "--checkpoint", "c.safetensors"]
-    assert experiment.script.main(argv) == 0
-    argv = ["--checkpoint", "c.safetensors", "--outdir", "."]
-    capsys.readouterr()
-    assert pictures.main(argv) == 1  # three steps of training are not enough
-    assert capsys.readouterr().err.endswith("train it longer\n")
-
-    forward = digits.capsnet_forward
-    config, states = load_checkpoint(digits, Path("c.safetensors"))
-    labels = (data := digits.make_data(config)).test.labels
-
-    def found(*args: object) -> tuple[np.ndarray, object]:
-        lengths, cache = forward(*args)  # type: ignore[arg-type]
-        lengths[0, labels[0]] = 0.9
-        return lengths, cache
-
-    monkeypatch.setattr(digits, "capsnet_forward", found)
-    check("the image", pictures.composite_example(config, data, states["capsnet"].params))
-    assert pictures.main(argv) == 0
-    check_pictures(Path(pictures.NAME), {*pictures.WITHOUT_NETWORKS, *pictures.OF_NETWORKS})
-    line = failure(pictures, ["--checkpoint", "none"], capsys)
-    assert line == "error: there is no checkpoint none\n"
-    assert "was made with --dataset mnist, not strokes" in failure(pictures, [*argv, "--dataset", "strokes"], capsys)
-
-
-def test_the_view_is_of_an_l_that_is_recognised(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(views, "train_all", lambda config, _, names: init_states(views.make_models(config), config))
-    view = pictures.view_example(seed=8)
-    assert views.VOXEL_CLASSES[view.label] == "L"
-    check("the view", view, tolerance=1e-4)  # in float32
-
-
 RNG = np.random.default_rng(0)
-FAVOURS_3 = RNG.random((2, 6, 6)) < 0.5  # whether a position is coupled to a 3 rather than to an 8, by iteration
-COUPLINGS = np.full((2, 10, 6, 6, 1), 0.1)
-COUPLINGS[:, [3, 8]] += 0.1 * np.stack([FAVOURS_3, ~FAVOURS_3], axis=1)[..., None]
-COUPLINGS[1] *= 1.5
-COMPOSITE = pictures.Composite(
-    "strokes", RNG.random((36, 36)), RNG.random((2, 36, 36)), RNG.random((2, 36, 36)), np.array([3, 8]),
-    0.1 + RNG.random((6, 6, 1)), COUPLINGS, 3 * RNG.random((2, 10)), RNG.random((2, 10)),
-)  # fmt: skip
-VIEW = pictures.View(
-    RNG.random((32, 32)), 1, RNG.standard_normal((8, 5, 16)), RNG.random(8), RNG.random((2, 8, 5)),
-    RNG.standard_normal((2, 5, 16)), np.tile(RNG.random((2, 5, 1)), 16), np.array([[0.2] * 5, [0, 0.8, 0.1, 0.5, 0.3]]),
-)  # fmt: skip
-TWO_TYPES = COMPOSITE._replace(u=RNG.random((6, 6, 2)), c=RNG.random((2, 10, 6, 6, 2)))
+TRAINED = pictures.Trained("MNIST", RNG.integers(0, 255, (28, 28)), 3, RNG.dirichlet(np.ones(10), (3, 100)),
+                           3 * RNG.random(10), RNG.random(10))
 
 
-def test_routing_by_agreement_is_shown_as_it_is() -> None:
-    _, lengths, _ = drawn(lambda: pictures.draw_squash(COMPOSITE)).axes
-    points = [at for at in held(lengths)["lines"].values() if len(at[0]) == 1]
-    np.testing.assert_array_equal(np.squeeze(points), np.stack([COMPOSITE.s[1], COMPOSITE.v[1]], axis=1))
-    *_, one, two, bars, more = drawn(lambda: pictures.draw_dynamic_routing(COMPOSITE)).axes
-    for ax, favours_3, text in zip((one, two), FAVOURS_3, ("all 0.100", "0.150 to 0.300"), strict=True):
-        colours = np.where(favours_3.reshape(-1, 1), to_rgba(pictures.FIRST), to_rgba(pictures.SECOND))
-        np.testing.assert_allclose(np.asarray(ax.collections[0].get_facecolor(), float), colours)
-        assert held(ax)["texts"] == [f"couplings to 3: {text}", f"couplings to 8: {text}"]
-    for ax, v in zip((bars, more), COMPOSITE.v, strict=True):
-        check_held(ax, bars=[v])
-    drawn(lambda: pictures.draw_dynamic_routing(TWO_TYPES))
-    once = COMPOSITE._replace(c=COUPLINGS[:1], s=COMPOSITE.s[:1], v=COMPOSITE.v[:1])
-    check_held(drawn(lambda: pictures.draw_dynamic_routing(once)).axes[-1], bars=[COMPOSITE.v[0]])
+C, S, V = RNG.random((4, 100, 10)), RNG.random((4, 10, 8)), np.zeros((4, 10, 8))
+V[range(4), [7, 2, 5, 1]] = 0.5
+CACHE = (None, None, None, None, [(0.5 * C, S, V), (C, S, V)])
+LESSON: Any = {"forward": lambda params, x: (V, CACHE), "params": {}, "test_images": RNG.integers(0, 255, (4, 28, 28)),
+          "test_labels": np.array([8, 9, 5, 1]), "folder": None}
 
 
-def test_points_turn_to_the_left() -> None:
-    np.testing.assert_allclose(pictures.turned(np.array([2.0, 0.0]), 30), [np.sqrt(3), 1])
+def test_the_example_is_the_first_image_that_is_classified_correctly() -> None:
+    found = pictures.trained(LESSON)
+    assert (found.label, found.dataset) == (5, "digits that the project draws")
+    np.testing.assert_array_equal(found.image, LESSON["test_images"][2])
+    np.testing.assert_array_equal(found.c, [0.5 * C[2], C[2]])
+    np.testing.assert_allclose(found.s, np.linalg.norm(S[2], axis=1))
+    np.testing.assert_allclose(found.v, np.linalg.norm(V[2], axis=1))
+
+
+def test_all_pictures_are_drawn_and_the_same_every_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    draw_coarsely(monkeypatch)
+    monkeypatch.setattr(pictures, "run_page", lambda: LESSON)
+    argv = ["--outdir", str(tmp_path)]
+    assert pictures.main(argv) == 0
+    check_pictures(tmp_path / pictures.NAME, {*pictures.DRAWN, *pictures.OF_NETWORK})
+    monkeypatch.setattr(pictures, "run_page", lambda: pytest.fail("trained, though no figure needs it"))
+    for name in pictures.OF_NETWORK:
+        (tmp_path / pictures.NAME / f"{name}.png").unlink()
+    check_unchanged(pictures, [*argv, "--figures", ",".join(pictures.DRAWN)], tmp_path / pictures.NAME, capsys)
+
+
+def test_points_rotate_to_the_left() -> None:
+    np.testing.assert_allclose(pictures.rotated(np.array([2.0, 0.0]), 30), [np.sqrt(3), 1])
 
 
 def test_the_parts_of_a_face_vote_for_one_place() -> None:
@@ -142,17 +105,46 @@ def test_arrows_are_as_wide_as_their_couplings() -> None:
         np.testing.assert_allclose([arrow.arrow_patch.get_linewidth() for arrow in arrows[:4]], expected)
 
 
-def test_votes_and_gaussians_are_of_the_true_class_and_its_rival() -> None:
-    _, *planes = drawn(lambda: pictures.draw_em_routing(VIEW)).axes[:3]
-    for ax, r, sigma_sq in zip(planes, VIEW.r, VIEW.sigma_sq, strict=True):
-        dots: Any = ax.collections
-        mass = (r[:, [1, 3]] * VIEW.a_in[:, None]).T
-        np.testing.assert_allclose([of_class.get_sizes() for of_class in dots], 4 + 130 * mass)
-        widths = [(patch.width, patch.height) for patch in ax.patches if isinstance(patch, Ellipse)]
-        np.testing.assert_allclose(widths, np.tile(2 * np.sqrt(sigma_sq[[1, 3], :1]), 2))
-    drawn(lambda: pictures.draw_em_routing(VIEW._replace(sigma_sq=VIEW.mu**2)))  # no circles
+def test_drawn_votes_move_to_the_parent_on_which_they_agree() -> None:
+    """Areas of dots are couplings, of blue and of red ones. Those of a child add up to 1 over the parents."""
+    axes: Any = drawn(pictures.draw_dynamic_routing).axes
+    areas = [[dots.get_sizes() for dots in ax.collections] for ax in axes]
+    by_parent = np.reshape(areas, (3, 2, 2, 6)) / 260  # iteration, parent, colour, child
+    np.testing.assert_allclose(by_parent.sum(axis=1), 1)
+    mean = by_parent.mean(axis=3)
+    np.testing.assert_allclose(mean[0], 0.5)
+    assert (np.diff(mean[:, [0, 1], [0, 1]], axis=0) > 0).all(), "more and more from those that agree"
+    assert mean[2].diagonal().min() > 0.75
+    np.testing.assert_allclose(mean[2, 0], [0.80, 0.10], atol=0.005)  # as the page says
 
 
-def test_the_spread_loss_is_of_true_minus_wrong() -> None:
-    points = held(drawn(lambda: pictures.draw_losses(COMPOSITE, VIEW)).axes[1])["lines"]["the four wrong classes"]
-    np.testing.assert_allclose(points, [[0.8, 0.7, 0.3, 0.5], [0.01, 0.04, 0.36, 0.16]])
+def test_em_routing_is_that_of_the_four_votes() -> None:
+    axes = drawn(pictures.draw_em_routing).axes
+    ones, start = np.ones(4), np.full((4, 2), 0.5)
+    _, _, steps = reference().em_routing(pictures.EM_EXAMPLE, ones, np.full(2, -4.0), np.zeros(2), [1.0] * 3, 0.05)
+    np.testing.assert_array_equal(steps[0][0], start)
+    for plane, table, (r, mu, sigma_sq, _) in zip(axes[:3], axes[3:], steps, strict=True):
+        dots: Any = plane.collections
+        np.testing.assert_allclose([of_parent.get_sizes() for of_parent in dots], 10 + 170 * r.T)
+        ellipses = [patch for patch in plane.patches if isinstance(patch, Ellipse)]
+        np.testing.assert_allclose([e.get_center() for e in ellipses], mu)
+        np.testing.assert_allclose([(e.width, e.height) for e in ellipses], 2 * np.sqrt(sigma_sq))
+        assert [float(text.get_text()) for text in table.texts] == pytest.approx(r.ravel(), abs=0.0051)
+
+
+def test_what_the_trained_network_does_is_shown_as_it_is() -> None:
+    _, lengths, _ = drawn(lambda: pictures.draw_squash(TRAINED)).axes
+    points = np.squeeze([at for at in held(lengths)["lines"].values() if len(at[0]) == 1])
+    np.testing.assert_array_equal(points, np.stack([TRAINED.s, TRAINED.v], axis=1))
+    *maps, bars = drawn(lambda: pictures.draw_couplings(TRAINED)).axes
+    check_held(bars, bars=[TRAINED.v])
+    for ax, c in zip(maps, TRAINED.c, strict=True):
+        share = c[:, 3].reshape(25, 4).mean(axis=1)
+        colours = np.asarray(ax.collections[0].get_facecolor(), float)
+        assert ((colours[:, 2] > colours[:, 0]) == (share > 0.1)).all(), "blue above 1/10, red below"
+        assert held(ax)["texts"] == []
+    margin_loss, _ = drawn(lambda: pictures.draw_losses(TRAINED)).axes
+    points = np.squeeze([at for at in held(margin_loss)["lines"].values() if len(at[0]) == 1])
+    expected = 0.5 * np.maximum(0, TRAINED.v - 0.1) ** 2
+    expected[3] = max(0, 0.9 - TRAINED.v[3]) ** 2
+    np.testing.assert_allclose(points, np.stack([TRAINED.v, expected], axis=1))

@@ -23,11 +23,10 @@ from figure_checks import draw_coarsely, drawn
 from helpers import ROOT, check_gradient, failure, load, usage_error
 from more import visualize_your_own_images as figures
 from more import your_own_images as m
+from smallnorb_novel_viewpoint import TrainState, init_state, parse, save_checkpoint
 from support import tables
-from support.checkpoints import load_checkpoint, save_checkpoint
+from support.experiment import load_checkpoint
 from support.figures import RIGHT, WRONG, darkened
-from support.run import TrainState, init_state
-from support.settings import parse
 from test_read_pictures import CLASSES, write_deep, write_folder
 
 Array = np.ndarray
@@ -48,8 +47,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
     """A short training of the three networks."""
     root = tmp_path_factory.mktemp("images")
     folder = write_folder(root / "own", n=20)
-    train(folder, "--seed=3", f"--checkpoint={root / 'run.safetensors'}", f"--out-json={root / 'run.json'}")
-    return folder, root / "run.safetensors", json.loads((root / "run.json").read_text())
+    train(folder, "--seed=3", f"--checkpoint={root / 'run.npz'}", f"--out-json={root / 'run.json'}")
+    return folder, root / "run.npz", json.loads((root / "run.json").read_text())
 
 
 def test_result_and_table(trained: Trained) -> None:
@@ -90,13 +89,13 @@ def test_a_resumed_training_is_the_unbroken_one_and_may_be_longer(tmp_path: Path
     folder = write_folder(tmp_path / "own", n=10)
     flags = ["--models=cnn", "--lr-schedule=constant"]
     train(folder, *flags, "--n-epochs=3", f"--out-json={tmp_path / 'a.json'}")
-    checkpoint = [f"--checkpoint={tmp_path / 'run.safetensors'}"]
+    checkpoint = [f"--checkpoint={tmp_path / 'run.npz'}"]
     train(folder, *flags, *checkpoint, "--n-epochs=1")
     train(folder, *flags, *checkpoint, "--n-epochs=3", "--resume", f"--out-json={tmp_path / 'b.json'}")
     a, b = (json.loads((tmp_path / name).read_text())["history"] for name in ("a.json", "b.json"))
     assert a == b
-    train(folder, "--models=cnn", f"--checkpoint={tmp_path / 'c.safetensors'}")
-    argv = [f"--data-dir={folder}", *TINY, "--models=cnn", f"--checkpoint={tmp_path / 'c.safetensors'}", "--resume"]
+    train(folder, "--models=cnn", f"--checkpoint={tmp_path / 'c.npz'}")
+    argv = [f"--data-dir={folder}", *TINY, "--models=cnn", f"--checkpoint={tmp_path / 'c.npz'}", "--resume"]
     assert "its learning rate or loss depends on the length: train anew" in failure(m, [*argv, "--n-epochs=2"], capsys)
     (folder / CLASSES[0] / "bild 0ß.png").unlink()
     assert "it was made with other pictures: " in failure(m, argv, capsys)
@@ -122,7 +121,7 @@ def test_colours_reach_every_network(tmp_path: Path) -> None:
 def test_the_gradient_of_the_capsnet_on_colours() -> None:
     own = m.Config(image_size=21, colour="rgb", class_names=("a", "b", "c"), plain=True)
     sizes = {"conv_channels": 3, "primary_types": 2, "decoder": (5, 7), "dtype": "float64"}
-    config = m.sized(digits.Network, own, **sizes)
+    config = m.sized(digits.CapsNetConfig, own, **sizes)
     rng = np.random.default_rng(0)
     params = digits.capsnet_init(rng, config)
     images, labels = rng.random((4, 21, 21, 3)), np.array([[0], [1], [2], [1]])
@@ -139,9 +138,48 @@ def test_the_gradient_of_the_capsnet_on_colours() -> None:
 def test_epochs_follow_from_the_number_of_pictures(trained: Trained) -> None:
     data = m.make_data(m.Config(data_dir=trained[0]))
     for n, expected in ((48, 30), (2000, 30), (6000, 10), (60_000, 1), (200_000, 1)):
-        many = data._replace(train=m.Labelled(np.empty((n, 1, 1, 1), np.uint8), np.zeros(n, int)))
+        many = data._replace(train=m.Labelled(np.empty((n, 20, 1, 1), np.uint8), np.zeros(n, int)))
         assert m.resolved(m.Config(), many).n_epochs == expected
         assert m.resolved(m.Config(n_epochs=7), many).n_epochs == 7
+
+
+def test_time_and_memory_are_told_before_a_training_that_takes_much(
+    trained: Trained, monkeypatch: Patch, capsys: Capture
+) -> None:
+    """By a network that takes 2 seconds and 3 for each picture, and as many MiB."""
+    clock, size, mib = [0.0], 4 * 1000, 1 << 20
+
+    def loss_and_grads(progress: float, params: m.Params, part: m.Examples, n: int) -> Any:
+        clock[0] += 2 + 3 * len(part.labels)
+        used = np.zeros((2 + 3 * len(part.labels)) * mib, np.uint8)
+        return {"train_loss": 0.0}, {"w": np.zeros_like(params["w"]) + used[0]}
+
+    def update(state: TrainState, grads: Any, lr: float) -> None:
+        clock[0] += 7
+
+    monkeypatch.setattr(m.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(m.optimizers, "adamw_step", update)
+    model = m.Model("cnn", lambda rng: {"w": np.ones(1000, np.float32)}, loss_and_grads, lambda p, x: x, part_size=8)
+    data = m.make_data(m.Config(data_dir=trained[0], image_size=20))  # 48 and 12 pictures, two steps an epoch
+    for threads, at_once in ((1, 1), (2, 2), (9, 4)):  # a batch of 32 is four parts
+        seconds, memory = m.cost(model, SMALL, data, 6, threads)
+        assert seconds == pytest.approx(6 * ((4 * 2 + 32 * 3) / at_once + 7) + 3 * 12 / threads * 3 / 3)
+        assert memory == pytest.approx(at_once * (2 + 3 * 8) * mib + (3 + 4) * size, rel=0.01)
+    asked = list[int]()
+
+    def much(model: m.Model, config: m.Config, data: Any, n_steps: int, threads: int) -> m.Cost:
+        asked.append(n_steps)
+        return {"capsules": m.Cost(7300, 3 << 30), "cnn": m.Cost(660, 0), "capsnet": m.Cost(600, 2 << 30)}[model.name]
+
+    monkeypatch.undo()
+    monkeypatch.setattr(m, "cost", much)
+    assert m.main([f"--data-dir={trained[0]}", "--n-epochs=1", "--quiet", "--threads=1"]) == 0
+    less = "less with a smaller --n-train, --n-epochs or --image-size, or without it in --models"
+    assert capsys.readouterr().err.splitlines() == [
+        f"warning: capsules will train for about 2 hours and take about 3.0 GiB of memory; {less}",
+        f"warning: cnn will train for about 11 minutes and take about 0.0 GiB of memory; {less}",
+    ]
+    assert asked == [2, 2, 2]
 
 
 def test_the_checksum_is_that_of_the_training_pictures(trained: Trained) -> None:
@@ -218,7 +256,7 @@ def test_folders_without_pictures_and_odd_names(trained: Trained, tmp_path: Path
 
 def test_grey_levels_of_the_training_hold_for_predictions(tmp_path: Path, capsys: Capture) -> None:
     folder = write_deep(tmp_path / "deep", ".tif", lambda x: (x / 255 - 0.5).astype(np.float32), n=10)
-    checkpoint = tmp_path / "run.safetensors"
+    checkpoint = tmp_path / "run.npz"
     train(folder, "--models=cnn", f"--checkpoint={checkpoint}")
     assert "grey levels -0.5 to 0.5" in capsys.readouterr().out
     assert load_checkpoint(m, checkpoint)[0].grey_levels == {"floating point": [-0.5, 0.5]}
@@ -360,7 +398,7 @@ def test_the_answer_for_the_named_class_is_printed() -> None:
 
 
 def test_a_picture_is_drawn_again_from_the_longest_capsule() -> None:
-    net, images = m.sized(digits.Network, SMALL), np.random.default_rng(0).random((5, 20, 20, 1), np.float32)
+    net, images = m.sized(digits.CapsNetConfig, SMALL), np.random.default_rng(0).random((5, 20, 20, 1), np.float32)
     params = init_state(m.make_models(SMALL)["capsnet"], SMALL).params
     lengths, cache = digits.capsnet_forward(params, images, net)
     expected = digits.reconstruct(params, cache.v, lengths.argmax(axis=1)[:, None])[:, 0, ..., None]

@@ -12,7 +12,7 @@ from pathlib import Path
 FLAGS = {
     "seed": 0, "threads": 1, "shift": 0.1, "kind": "a", "gap": "0:60", "models": "capsules,cnn", "sleep": 0.0,
     "death": "", "out-json": "", "checkpoint": "", "data-dir": "",
-}  # fmt: skip
+}
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -63,7 +63,7 @@ def main() -> None:
         "history": {"capsules": {"loss": [1.0, 0.5]}},
         "environment": {"python": "3", "git_commit": os.environ.get("FAKE_COMMIT")},
         "headline": "top_accuracy",
-    }  # fmt: skip
+    }
     with open(args.out_json, "w") as stream:
         json.dump(result, stream)
 

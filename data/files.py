@@ -1,0 +1,75 @@
+"""What the readers and makers of data share: errors in a line, and files that are written whole."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+
+class UserError(OSError):
+    """Something that the person at the keyboard can put right; its message is one line."""
+
+
+def one_line(error: object, limit: int = 200) -> str:
+    """An error's message, or any other text, on one line; a long one is cut in its middle."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= limit else f"{text[: limit // 2]}…{text[-(limit // 2 - 1) :]}"
+
+
+@contextlib.contextmanager
+def told_as(what: str) -> Iterator[None]:
+    """Makes a UserError of an OSError."""
+    try:
+        yield
+    except UserError:
+        raise
+    except OSError as error:
+        raise UserError(f"{what}: {error.strerror or error}") from error
+
+
+@contextlib.contextmanager
+def atomic_write(path: Path) -> Iterator[IO[bytes]]:
+    """Open a file ``.NAME.tmp`` beside ``path`` that takes its place once all is written. Makes the folder. Raises
+    UserError where that fails."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    with told_as(f"cannot write {path}"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with temporary.open("wb") as stream:
+                yield stream
+                stream.flush()
+                os.fsync(stream.fileno())
+            os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+def print_message(text: str, end: str = "\n") -> None:
+    """Print to stderr, if there is one that can be written to."""
+    if sys.stderr is not None:
+        with contextlib.suppress(OSError):
+            print(text, end=end, file=sys.stderr, flush=True)
+
+
+def with_progress(items: Sequence[Any], what: str) -> Iterator[Any]:
+    """The items, counted on a terminal."""
+    shown = sys.stderr is not None and sys.stderr.isatty()
+    for k, item in enumerate(items):
+        if shown:
+            print_message(f"\r\x1b[K{what} {k + 1:,} of {len(items):,}", end="")
+        yield item
+    if shown:
+        print_message("\r\x1b[K", end="")
+
+
+def read_text(path: Path) -> str:
+    try:
+        return path.read_bytes().decode()
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror or error}") from None
+    except UnicodeDecodeError:
+        raise UserError(f"cannot read {path}: it is not text in UTF-8") from None

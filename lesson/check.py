@@ -1,0 +1,284 @@
+#!/usr/bin/env python3
+"""The check of the exercises: what is right, and of what is wrong which mistake it is.
+
+    python -m lesson.check mine.py         All exercises of your copy of lesson/exercises.py.
+    python -m lesson.check mine.py 1 3     Exercises 1 and 3 alone.
+    python -m lesson.check mine.py 9       Exercise 9, and then a training of the network that your functions make.
+
+It compares with lesson/solutions.py, and plants the usual mistakes there to see which of them gives what you return.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import contextlib
+import copy
+import inspect
+import sys
+from collections.abc import Callable, Collection, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from data.stroke_digits import stroke_digits
+from lesson import exercises, solutions
+from smallnorb_novel_viewpoint import Parser, UserError, one_line, script
+
+Array = np.ndarray
+I, J, D = 5, 4, 3
+FUNCTIONS = {  # number of the exercise, names of what is returned, and size of an axis along which nothing mixes
+    "squash_backward": (1, "ds", J),
+    "softmax_backward": (2, "db", I),
+    "dynamic_routing": (3, "v, c in the list, s in the list, v in the list", 0),
+    "dynamic_routing_backward": (4, "du_hat", 0),
+    "margin_loss": (5, "loss, dv", J),
+    "m_step": (6, "mu, sigma_sq, z", J),
+    "m_step_backward": (6, "dr, da, dvotes, dbeta_a, dbeta_v", J),
+    "e_step": (7, "r", I),
+    "e_step_backward": (7, "dmu, dsigma_sq, dz, dvotes", I),
+    "spread_loss": (8, "loss, da", 0),
+    "network": (9, "v, loss, dkernel, dbias, dw", 0),
+}
+TOLERANCE = 1e-6  # of the largest entry
+SOURCE = ast.parse(inspect.getsource(solutions))
+MANY, FEW = "has one iteration too many", "has one iteration too few"
+SIGMA = "has sigma for sigma squared"
+FACTORS = ((0, 0, "lacks"), (0, -1, "has the wrong sign in"), (2, 0.5, "lacks a factor 2 in"),
+           (2, 2, "has a factor 2 too many in"))
+WRAPPERS = {"log", "sqrt", "squash", "softmax", "sigmoid", "squash_backward"}  # functions that are forgotten
+
+
+def arguments() -> dict[str, Any]:
+    """By their names in the stubs; one vector of s is 0."""
+    rng = np.random.default_rng(5)
+    x: dict[str, Any] = {name: rng.normal(size=(J, D)) for name in ("s", "v", "dv", "mu", "dmu", "dsigma_sq")}
+    x |= {name: rng.normal(size=J) for name in ("z", "dz", "beta_a", "beta_v")}
+    x |= {name: rng.normal(size=(I, J, D)) for name in ("u_hat", "votes")}
+    x |= {"dc": rng.normal(size=(I, J)), "dr": rng.normal(size=(I, J)), "c": rng.dirichlet(np.ones(J), I)}
+    x |= {"a": rng.uniform(0.2, 0.9, I), "sigma_sq": rng.uniform(0.5, 2, (J, D)), "target": np.arange(J) % 2.0}
+    x |= {"v": 0.35 * x["v"], "n_iters": 3, "lam": 0.7, "floor": 0.3, "true": 2, "margin": 0.9}
+    x |= {"patches": rng.normal(size=(3, 7)), "kernel": rng.normal(size=(7, 4)), "bias": rng.normal(size=4)}
+    x["w"] = rng.normal(size=(6, J, 2, D))
+    x["s"][-1] = 0
+    x["r"] = solutions.e_step(x["mu"], x["sigma_sq"], x["z"], x["votes"])
+    x["steps"] = solutions.dynamic_routing(x["u_hat"], x["n_iters"])[1]
+    return x
+
+
+def called(function: Callable[..., Any], args: Sequence[Any]) -> list[Array]:
+    """All that a function returns, arrays of a list of tuples stacked over the list."""
+    with np.errstate(all="ignore"):
+        result = function(*copy.deepcopy(args))
+    if result is None:
+        raise ValueError("nothing is returned")
+    found = list[Array]()
+    for part in result if isinstance(result, tuple) else (result,):
+        if isinstance(part, list) and part and isinstance(part[0], tuple):
+            found += [np.stack([np.asarray(x, float) for x in entry]) for entry in zip(*part, strict=True)]
+        else:
+            found.append(np.asarray(part, float))
+    return found
+
+
+def close(a: Array, b: Array) -> bool:
+    """Equal, of equal shape: what would only broadcast is not."""
+    return a.shape == b.shape and bool(np.abs(a - b).max() < TOLERANCE * max(1e-3, np.abs(b).max()))
+
+
+def first_of(x: Any, n: int) -> Any:
+    """The first entry along the axis of size n, where an array has one."""
+    return x.take([0], x.shape.index(n)) if n in np.shape(x) else x
+
+
+class Edit(NamedTuple):
+    """A mistake in a function: what takes the place of a field of a node, or of its item k. Of two mistakes that give
+    the same, that of the smaller rank is named."""
+
+    rank: int
+    words: str
+    node: ast.AST
+    field: str
+    k: int | None
+    new: ast.expr
+
+
+def edits(function: ast.FunctionDef) -> Iterator[Edit]:
+    """The usual mistakes. What stands beside a plus or a minus, and what a name gets, is left out, negated, halved or
+    doubled; a log, a square, a root or a squash is left out; one name stands for another."""
+    for parent in ast.walk(function):
+        for field, value in ast.iter_fields(parent):
+            is_sum = isinstance(parent, ast.BinOp) and isinstance(parent.op, ast.Add | ast.Sub)
+            is_gift = isinstance(parent, ast.Assign | ast.AugAssign) and field == "value"
+            if is_gift and "," in ast.unparse(parent).partition("=")[0]:
+                is_gift = False  # of several names
+            for k, x in enumerate(value) if isinstance(value, list) else [(None, value)]:
+                if not isinstance(x, ast.expr) or (isinstance(x, ast.Name) and isinstance(x.ctx, ast.Store)):
+                    continue
+                at, text = (parent, field, k), ast.unparse(x)
+                if is_sum or is_gift:
+                    names = sorted({node.id for node in ast.walk(x) if isinstance(node, ast.Name)} - {"np"})
+                    words = f"the term with {', '.join(names)}" if names else f"the term {text}"
+                    for rank, factor, fault in FACTORS:
+                        changed = ast.BinOp(ast.Constant(factor), ast.Mult(), x)
+                        yield Edit(rank if is_sum else 3, f"{fault} {words}", *at, changed)
+                match x:
+                    case ast.BinOp(ast.Constant(1), ast.Sub(), other):
+                        yield Edit(1, f"has {ast.unparse(other)} for {text}", *at, other)
+                    case ast.BinOp(other, ast.Pow(), ast.Constant(2)):
+                        yield Edit(1, f"lacks the square in {text}", *at, other)
+                    case ast.Call(ast.Attribute(_, name) | ast.Name(name), [other, *_]) if name in WRAPPERS:
+                        yield Edit(1, f"lacks the {name} in {text}", *at, other)
+                    case ast.Name("v"):
+                        yield Edit(1, "has s for v", *at, ast.Name("s", ast.Load()))
+                    case ast.Name("s"):
+                        yield Edit(1, "has v for s", *at, ast.Name("v", ast.Load()))
+                    case ast.Call(ast.Name("dynamic_routing"), [votes, ast.Constant(int(n))]):
+                        for wrong, words in ((n + 1, MANY), (n - 1, FEW)):
+                            yield Edit(1, words, *at, ast.Call(x.func, [votes, ast.Constant(wrong)], []))
+                    case ast.Name("sigma_sq"):
+                        yield Edit(1, SIGMA, *at, ast.parse("np.sqrt(sigma_sq)", mode="eval").body)
+
+
+def mistakes(name: str, args: Sequence[Any]) -> Iterator[tuple[str, list[Array]]]:
+    """What the solution returns after each of the usual mistakes, first after those in itself."""
+    theirs: dict[str, Any] = {}
+    exec(inspect.getsource(solutions), theirs)
+    right, parameters = theirs[name], [*inspect.signature(getattr(exercises, name)).parameters]
+    for at, words, change in (
+        ("n_iters", MANY, lambda n: n + 1),
+        ("n_iters", FEW, lambda n: n - 1),
+        ("steps", "lacks the last iteration", lambda steps: steps[:-1]),
+        ("steps", "lacks the first iteration", lambda steps: steps[1:]),
+        ("sigma_sq", SIGMA, np.sqrt),
+    ):
+        if at in parameters:
+            given = dict(zip(parameters, args, strict=True))
+            yield words, called(right, [*(given | {at: change(given[at])}).values()])
+    functions = [part for part in SOURCE.body if isinstance(part, ast.FunctionDef)]
+    for function in sorted(functions, key=lambda function: function.name != name):
+        changed = copy.deepcopy(function)
+        for _, words, node, field, k, new in sorted(edits(changed), key=lambda edit: edit.rank):
+            right_one: Any = getattr(node, field)
+            setattr(node, field, new if k is None else [*right_one[:k], new, *right_one[k + 1 :]])
+            exec(compile(ast.fix_missing_locations(ast.Module([changed], [])), name, "exec"), theirs)
+            setattr(node, field, right_one)
+            with contextlib.suppress(Exception):  # a mistake that ends in an error needs no words of ours
+                yield words, called(theirs[name], args)
+        exec(compile(ast.Module([function], []), name, "exec"), theirs)
+    forward, backward = theirs["softmax"], theirs["softmax_backward"]
+    theirs |= {"softmax": lambda b: forward(b.T).T, "softmax_backward": lambda dc, c: backward(dc.T, c.T).T}
+    yield "has a wrong axis: the softmax is over the children, not over the parents", called(theirs[name], args)
+
+
+def faults(name: str, function: Callable[..., Any]) -> Iterator[tuple[str, str]]:
+    """The outputs of a student's function that are wrong, each with what is wrong with it, in words."""
+    _, outputs, n = FUNCTIONS[name]
+    given, names = arguments(), outputs.split(", ")
+    args = [given[x] for x in inspect.signature(getattr(exercises, name)).parameters]
+    got, wanted = called(function, args), called(getattr(solutions, name), args)
+    if len(got) != len(names):
+        yield "", f"returns {len(got)} arrays and not {len(names)}: {outputs}"
+        return
+    wrong = [k for k in range(len(names)) if not close(got[k], wanted[k])]
+    if name == "e_step" and not wrong and not np.isfinite(called(function, [*args[:3], 100 * given["votes"]])).all():
+        yield "r", "is not finite for votes far from all parents"
+    known = list(mistakes(name, args)) if wrong else []
+    known.sort(key=lambda mistake: -sum(map(close, got, mistake[1])))  # first what explains most of the outputs
+    for k in wrong:
+        x, y = got[k], wanted[k]
+        found = [words for words, other in known if close(x, other[k]) and not close(other[k], y)]
+        if x.shape != y.shape:
+            fault = found[0] if found else f"has shape {x.shape} and not {y.shape}: look at the axes"
+        elif not np.isfinite(x).all():
+            fault = "is not finite"
+        elif close(x, -y):
+            fault = "has the wrong sign"
+        elif x.size > 1 and close(x, (factor := np.vdot(x, y) / np.vdot(y, y)) * y):
+            fault = f"is {factor:.3g} times what it should be"
+        elif found:
+            fault = found[0]
+        elif n in x.shape and not close(called(function, [first_of(arg, n) for arg in args])[k], first_of(x, n)):
+            fault = "has a wrong axis: what does not depend on each other is added up"
+        else:
+            fault = f"is wrong in {(np.abs(x - y) > TOLERANCE * np.abs(y).max()).sum()} of {x.size} entries"
+        yield names[k], fault
+
+
+def check(path: Path, numbers: Collection[int] = ()) -> Iterator[tuple[str, str]]:
+    """The functions of the file ``path``, of these exercises or of all, each with what is wrong with it, or ""."""
+    mine: dict[str, Any] = {"__name__": "mine"}
+    exec(compile(path.read_bytes(), path, "exec"), mine)
+    theirs = {name: mine.get(name, getattr(exercises, name)) for name in FUNCTIONS}  # the stub for a missing one
+    for name, function in theirs.items():
+        if numbers and FUNCTIONS[name][0] not in numbers:
+            continue
+        mine.update({other: getattr(solutions, other) for other in FUNCTIONS if other != name})
+        try:
+            outputs_of = dict[str, list[str]]()
+            for output, fault in faults(name, function):
+                outputs_of.setdefault(fault, []).append(output)
+            found = [f"{', '.join(of)}{':' * (len(of) > 1)} {fault}".strip() for fault, of in outputs_of.items()]
+        except NotImplementedError:
+            found = ["is not written yet"]
+        except (Exception, SystemExit) as error:
+            found = [f"ends in {type(error).__name__}: {one_line(error)}"]
+        yield name, "; ".join(found)
+
+
+def squares(images: Array) -> Array:
+    """Images (B, 28, 28) -> of each its 25 squares of 9 x 9 pixels, four apart: (B, 25, 81)."""
+    view = np.lib.stride_tricks.sliding_window_view(images, (9, 9), axis=(1, 2))[:, ::4, ::4]
+    return view.reshape(len(images), 25, 81) / 255
+
+
+def trained_accuracy(network: Callable[..., Any], n_steps: int = 250, batch: int = 16, lr: float = 0.01) -> float:
+    """The accuracy on 300 new drawn digits after a training of a student's ``network`` with Adam."""
+    rng = np.random.default_rng(100)
+    images, labels = stroke_digits(rng, n_steps * batch + 300)
+    x, targets = squares(images), np.eye(10)[labels]
+    params = [rng.normal(0, 0.1, (81, 32)), np.zeros(32), rng.normal(0, 0.1, (100, 10, 8, 8))]
+    m, s = ([np.zeros_like(p) for p in params] for _ in range(2))
+    for t in range(n_steps):
+        of_images = [network(x[k], targets[k], *params)[2:] for k in range(t * batch, (t + 1) * batch)]
+        for p, m_p, s_p, *grads in zip(params, m, s, *of_images, strict=True):
+            grad = sum(grads) / batch
+            m_p += 0.1 * (grad - m_p)
+            s_p += 0.01 * (grad * grad - s_p)
+            p -= lr * (m_p / (1 - 0.9 ** (t + 1))) / (np.sqrt(s_p / (1 - 0.99 ** (t + 1))) + 1e-8)
+    v = [network(patches, target, *params)[0] for patches, target in zip(x[-300:], targets[-300:], strict=True)]
+    return float((np.linalg.norm(v, axis=2).argmax(axis=1) == labels[-300:]).mean())
+
+
+@script
+def main(argv: Sequence[str]) -> None:
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("file", type=Path, help="your copy of lesson/exercises.py")
+    parser.add_argument("exercise", type=int, nargs="*", help="its number, 1 to 9; all without")
+    parser.add_argument("--help-all", action="help", help=argparse.SUPPRESS)
+    args = parser.parse_args(argv)
+    if not set(args.exercise) <= set(range(1, 10)):
+        parser.error("argument exercise: expected numbers from 1 to 9")
+    try:
+        found = list(check(args.file, args.exercise))
+    except (Exception, SystemExit) as error:
+        raise UserError(f"{args.file} ends in {type(error).__name__}: {one_line(error)}") from None
+    for name, fault in found:
+        print(f"{FUNCTIONS[name][0]}  {name:<25}", fault or "passes")
+    wrong = any(fault for _, fault in found)
+    print(f"{sum(not fault for _, fault in found)} of {len(found)} functions pass", flush=True)
+    if 9 in args.exercise:
+        print("training with your functions ...", flush=True)
+        mine: dict[str, Any] = {"__name__": "mine"}
+        try:
+            exec(compile(args.file.read_bytes(), args.file, "exec"), mine)
+            accuracy = trained_accuracy(mine["network"])
+        except (Exception, SystemExit) as error:
+            raise UserError(f"the training ends in {type(error).__name__}: {one_line(error)}") from None
+        print(f"your network classifies {accuracy:.0%} of 300 new drawn digits correctly", flush=True)
+    raise SystemExit(int(wrong))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

@@ -1,0 +1,200 @@
+"""What the scripts beyond the two base scripts share: more kinds of settings, checkpoints of finished trainings, and
+how a script is found, started and understood by its name."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import functools
+import importlib
+import itertools
+import runpy
+import sys
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from smallnorb_novel_viewpoint import (
+    INPUTS,
+    Kind,
+    RunOptions,
+    SettingError,
+    TrainState,
+    UsageError,
+    UserError,
+    difference,
+    parse,
+    print_message,
+    read_checkpoint,
+    require_own,
+    setting,
+    settings_of,
+)
+
+ROOT = Path(__file__).resolve().parent.parent
+ROOMS = ("", "more", "explorer", "evidence", "lesson", "benchmarks")
+RUN_FLAGS = ("--seed=0", "--threads=1", "--quiet", "--out-json=x.json")  # those of a run by compare_seeds.py
+
+
+# --- Settings ---------------------------------------------------------------------------------------------------------
+
+
+def redeclared(config: Any, field: str, value: Any = dataclasses.MISSING, **changed: Any) -> Any:
+    """A field of another dataclass, perhaps with another default ``value``, and what else of its ``Setting`` is
+    ``changed``."""
+    default = getattr(config, field) if value is dataclasses.MISSING else value
+    return dataclasses.field(default=default, metadata={"it": settings_of(config)[field]._replace(**changed)})
+
+
+def list_of(kind: Kind, length: int | None = None, *, rising: bool = False) -> Kind:
+    """Values with commas between them."""
+    return Kind(functools.partial(values_in, kind, length, rising), "A,B")
+
+
+def values_in(kind: Kind, length: int | None, rising: bool, text: str) -> tuple[Any, ...]:
+    values = tuple(kind.convert(part) for part in text.split(","))
+    if length not in (None, len(values)):
+        raise UsageError(f"{text!r} is not a list of {length} with commas between")
+    if rising and list(values) != sorted(set(values)):
+        raise UsageError(f"{text} does not rise")
+    return values
+
+
+@dataclasses.dataclass(frozen=True)
+class PredictOptions(RunOptions):
+    """Those of a script that also classifies images in files."""
+
+    predict: tuple[Path, ...] = setting(
+        (), INPUTS, "Train nothing: classify images with the networks of --checkpoint.", usual=True
+    )
+
+    def check(self) -> None:
+        super().check()
+        if self.predict and self.checkpoint is None:
+            raise SettingError("predict", "needs --checkpoint FILE")
+        if self.predict and (self.out_json or self.resume):
+            raise SettingError("out_json" if self.out_json else "resume", "--predict neither trains nor tests")
+
+
+def require_alone(given: Collection[str], *used: str) -> None:
+    """Raises SettingError where --predict has flags that it does not use."""
+    if unused := [name for name in given if name not in used]:
+        raise SettingError(unused[0], "--predict neither trains nor tests")
+
+
+# --- Checkpoints ------------------------------------------------------------------------------------------------------
+
+
+def load_checkpoint(script: Any, path: Path) -> tuple[Any, dict[str, TrainState]]:
+    """Configuration and states of a checkpoint of a script: its module."""
+    return read_checkpoint(path, script.EXPERIMENT, script.Config, script.make_models)
+
+
+def unfinished(
+    script: Any, path: Path, config: Any, states: Mapping[str, TrainState], required: Iterable[str] = ()
+) -> str | None:
+    """Which training of a script's checkpoint, or of the ``required`` models, has not come to its end, in words. Where
+    the script has no ``of_model`` that says otherwise, that is after ``n_epochs``; or it has ``reached`` it before."""
+    for name in dict.fromkeys((*required, *states)):
+        done = len(states[name].history.get("train_loss", [])) if name in states else 0
+        n_epochs = script.of_model(name, config)[0] if hasattr(script, "of_model") else config.n_epochs
+        reached = hasattr(script, "reached") and name in states and script.reached(states[name], config)
+        if done < n_epochs and not reached:
+            how = f"{script.EXPERIMENT} --checkpoint … --resume"
+            return f"{path} holds {done:,} of {n_epochs:,} epochs of {name}; finish it with {how}"
+    return None
+
+
+def require_same(path: Path, saved: Any, asked: Any, given: Collection[str], free: Collection[str] = ()) -> None:
+    """Raises UserError where a setting that is ``given`` differs from that of a checkpoint, and is not ``free``."""
+    own = {name for name, it in settings_of(saved).items() if it.free}
+    if found := difference(saved, asked, {*given} - own - {*free}):
+        raise UserError(f"{path} was made with {found}")
+
+
+def require_writable(*paths: Path) -> None:
+    """Find out before the work that a file cannot be written there."""
+    for path in paths:
+        require_own(path, lambda: True)
+
+
+def with_progress(items: Sequence[Any], what: str, quiet: bool = False) -> Iterator[Any]:
+    """The items, counted on a terminal."""
+    shown = not quiet and sys.stderr is not None and sys.stderr.isatty()
+    for k, item in enumerate(items):
+        if shown:
+            print_message(f"\r\x1b[K{what} {k + 1:,} of {len(items):,}", end="")
+        yield item
+    if shown:
+        print_message("\r\x1b[K", end="")
+
+
+# --- Scripts by their names -------------------------------------------------------------------------------------------
+
+
+def script_path(name: str) -> Path | None:
+    """The script of a path, a name ("conv_matrix_capsules", wherever in the project it lies) or a module
+    ("more.conv_matrix_capsules"); None where there is none."""
+    file, parts = Path(name.removesuffix(".py") + ".py"), name.split(".")
+    places = [file, *(ROOT / room / file.name for room in ROOMS if len(file.parts) == 1)]
+    places += [ROOT.joinpath(*parts).with_suffix(".py"), ROOT.joinpath(*parts, "__main__.py")]
+    return next((path.resolve() for path in places if path.is_file()), None)
+
+
+def run_command(script: Path) -> list[str]:
+    """The words that start a script after those of the interpreter: a module where it lies in a room."""
+    if script.is_relative_to(ROOT) and script.parent != ROOT:
+        return ["-m", ".".join(script.relative_to(ROOT).with_suffix("").parts).removesuffix(".__main__")]
+    return [str(script)]
+
+
+def code_files(script: Path) -> list[Path]:
+    """The script and the modules of its folder that it imports, directly or not. Raises UserError where one cannot be
+    read."""
+    root = ROOT if script.is_relative_to(ROOT) else script.parent
+    found: set[Path] = set()
+    todo = [script]
+    while todo:
+        path = todo.pop()
+        if path in found:
+            continue
+        found.add(path)
+        try:
+            nodes = list(ast.walk(ast.parse(path.read_bytes())))
+        except (OSError, ValueError, SyntaxError) as error:
+            raise UserError(f"{path} is no Python program that can be read ({type(error).__name__})") from None
+        names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+        for node in (node for node in nodes if isinstance(node, ast.ImportFrom)):
+            names += [f"{node.module}.{alias.name}" for alias in node.names]
+        for call in (node for node in nodes if isinstance(node, ast.Call) and len(node.args) == 1):
+            if isinstance(call.func, ast.Name) and call.func.id == "from_data":  # imported where it is asked for
+                names += [f"data.{call.args[0].value!s}"] if isinstance(call.args[0], ast.Constant) else []
+        for name in names:
+            for part in itertools.accumulate(name.split("."), lambda a, b: f"{a}/{b}"):
+                todo += [file for file in (root / f"{part}.py", root / part / "__init__.py") if file.is_file()]
+    return sorted(found)
+
+
+def load_script(path: Path) -> Any:
+    """What a script defines, as attributes. Raises UserError where it cannot be imported."""
+    try:
+        if path.is_relative_to(ROOT):
+            return importlib.import_module(".".join(path.relative_to(ROOT).with_suffix("").parts))
+        return SimpleNamespace(**runpy.run_path(str(path)))
+    except Exception as error:
+        raise UserError(f"{path.name} cannot be imported: {type(error).__name__}: {error}") from None
+
+
+def parse_flags(script: Path, argv: Sequence[str]) -> Any:
+    """The options as the script itself understands its flags, or those of the parser of a person's own. Raises
+    UsageError, and SystemExit in such a parser."""
+    module = load_script(script)
+    if hasattr(module, "Options"):
+        try:
+            return parse(module.Config, module.Options, argv)[1]
+        except UsageError as error:
+            raise UsageError(f"{script.name}: {error}") from None
+    if not hasattr(module, "make_parser"):
+        raise UsageError(f"{script.name} is no experiment")
+    return module.make_parser().parse_args(argv)

@@ -1,0 +1,85 @@
+#!/usr/bin/env python3
+"""Which refusals does no test reach? Runs the tests and lists every ``raise`` that none of them came to.
+
+    python tests/raises.py                    # the whole suite, on two processes
+    python tests/raises.py tests/test_x.py    # these tests, or any other words for pytest
+
+A refusal is a ``raise`` with an error of its own in the code that people meet; NotImplementedError is none. Exit status
+1 where one was not reached. What is raised in a process that a test starts is not seen.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+PLACES = ("*.py", "data/*.py", "support/*.py", "evidence/*.py", "more/*.py")
+Place = tuple[str, int]  # a file, and a line
+_reached: set[Place] = set()
+_of_code: dict[CodeType, bool] = {}  # whether it is watched
+
+
+def refusals() -> dict[Place, str]:
+    """The first line of every refusal, by its place, and by those of its other lines the same."""
+    found: dict[Place, str] = {}
+    for path in sorted(path for pattern in PLACES for path in ROOT.glob(pattern)):
+        text = path.read_text(encoding="utf-8")
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.Raise) and node.exc and ast.unparse(node.exc) != "NotImplementedError":
+                name = f"{path.relative_to(ROOT)}:{node.lineno}: {text.splitlines()[node.lineno - 1].strip()}"
+                found |= {(str(path), line): name for line in range(node.lineno, (node.end_lineno or 0) + 1)}
+    return found
+
+
+def trace(frame: FrameType, event: str, _: Any) -> Any:
+    """Of all functions, those with a refusal are asked where they raise; of no line that goes well."""
+    code = frame.f_code
+    if code not in _of_code:
+        lines = {line for *_, line in code.co_lines()}
+        _of_code[code] = any((code.co_filename, line) in _known for line in lines if line)
+    if not _of_code[code]:
+        return None
+    frame.f_trace_lines = False
+    if event == "exception":
+        _reached.add((code.co_filename, frame.f_lineno))
+    return trace
+
+
+def pytest_configure() -> None:
+    """As a plugin of pytest, in each of its processes."""
+    threading.settrace(trace)
+    sys.settrace(trace)
+
+
+def pytest_unconfigure() -> None:
+    sys.settrace(None)
+    lines = "".join(f"{path}\t{line}\n" for path, line in _reached)
+    Path(os.environ["RAISES"], str(os.getpid())).write_text(lines, encoding="utf-8")
+
+
+def main() -> int:
+    with tempfile.TemporaryDirectory() as folder:
+        paths = os.pathsep.join(filter(None, [str(ROOT / "tests"), os.environ.get("PYTHONPATH")]))
+        environment = os.environ | {"RAISES": folder, "PYTHONPATH": paths}
+        command = [sys.executable, "-m", "pytest", "-p", "raises", *(sys.argv[1:] or ["-n", "2"])]
+        status = subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
+        written = [line.split("\t") for path in Path(folder).iterdir() for line in path.read_text("utf-8").splitlines()]
+    reached = {_known.get((path, int(line))) for path, line in written}
+    every = set(_known.values())
+    left = sorted(every - reached, key=lambda name: (name.split(":")[0], int(name.split(":")[1])))
+    print("\n".join([*left, f"{len(left)} of {len(every)} refusals are reached by no test"]))
+    return status or bool(left)
+
+
+_known = refusals()
+
+if __name__ == "__main__":
+    sys.exit(main())

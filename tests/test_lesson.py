@@ -1,0 +1,161 @@
+"""The lesson docs/how_capsules_work.md: it runs as a notebook and prints what it says; numbers by hand are right."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import io
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from explorer.make_explorer import TEMPLATE
+from helpers import ROOT, failure, usage_error
+from lesson import make_notebook, solutions
+from lesson import visualize_how_capsules_work as pictures
+from lesson.make_notebook import PAGE, cells
+from test_pages import faults
+
+TEXT = PAGE.read_text(encoding="utf-8")
+
+
+def test_the_notebook_runs_cell_by_cell_and_prints_what_the_page_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As one program, shortened only in its number of steps; what is printed before the training is the page's."""
+    monkeypatch.delenv("MNIST_DIR", raising=False)
+    monkeypatch.chdir(tmp_path)
+    assert make_notebook.main(["my_lesson.ipynb"]) == 0
+    content = json.loads(Path("my_lesson.ipynb").read_text(encoding="utf-8"))
+    code = [cell for cell in content["cells"] if cell["cell_type"] == "code"]
+    names: dict[str, Any] = {}
+    before_training, n_printing = True, 0
+    for cell in code:
+        source = re.sub(r"^N_STEPS = 1500$", "N_STEPS = 20", cell["source"], flags=re.MULTILINE)
+        is_training = source != cell["source"]
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            exec(compile(source, "cell", "exec"), names)
+        said = "".join(output["text"] for output in cell["outputs"])
+        assert bool(printed.getvalue()) == bool(said), source
+        n_printing += bool(said)
+        if is_training:
+            before_training = False
+            assert printed.getvalue().splitlines()[0].partition(" after")[0] == said.partition(" after")[0]
+        elif before_training or "# E-step" in source:
+            assert printed.getvalue() == said
+        else:  # other numbers, of a shorter training
+            digits = re.compile(r"\d+(\.\d+)?")
+            assert digits.sub("", printed.getvalue()) == digits.sub("", said)
+    assert (before_training, n_printing) == (False, 7)
+    assert names["accuracy"](3) > 0.2, "twenty steps of training do better than guessing"
+    assert {cell["metadata"].get("jupyter", {}).get("source_hidden", False) for cell in code} == {True, False}
+    parts = make_notebook.notebook(ROOT)["cells"]
+    text = "".join(cell["source"] for cell in parts if cell["cell_type"] == "markdown")
+    assert not re.search(r"<details>|\$`|```math|<!--", text)
+    links = re.findall(r"\]\((?!http|#)(.*?)(?:#.*?)?\)", text)
+    assert len(links) > 15
+    assert all((ROOT / link).exists() for link in links)
+    capsys.readouterr()
+    assert "File exists" in failure(make_notebook, ["my_lesson.ipynb"], capsys)
+    assert "neither in .ipynb nor in .py" in failure(make_notebook, ["my_lesson.txt"], capsys)
+    usage_error(make_notebook, [], capsys)
+
+
+def test_the_program_is_the_code_of_the_page(tmp_path: Path) -> None:
+    path = tmp_path / "my_lesson.py"
+    assert make_notebook.main([str(path)]) == 0
+    code = "\n".join(cell.source for cell in cells() if cell.is_code)
+    assert ast.dump(ast.parse(path.read_text(encoding="utf-8"))) == ast.dump(ast.parse(code))
+
+
+def test_one_function_has_one_text() -> None:
+    """On the lesson's page, on the reference page and in the solutions."""
+
+    def functions(code: str) -> dict[str, str]:
+        return dict(re.findall(r"^def (\w+)(.*?)(?=\n\n\n|\Z)", code, re.MULTILINE | re.DOTALL))
+
+    pages = [PAGE, ROOT / "docs" / "capsule_reference.md"]
+    lesson, reference = (functions("\n\n\n".join(c.source for c in cells(page) if c.is_code)) for page in pages)
+    ours = functions(Path(solutions.__file__).read_text(encoding="utf-8"))
+    assert len(shared := lesson.keys() & reference.keys()) == 7
+    assert {name: lesson[name] for name in shared} == {name: reference[name] for name in shared}
+    assert ours.keys() - reference.keys() == {"network"}
+    del ours["network"]
+    assert {name: reference[name] for name in ours} == ours
+
+
+def votes_in_tables() -> list[list[list[float]]]:
+    """Of the first example in rows 0 to 3, of the second in 4 to 7."""
+    rows = re.findall(r"^\| \d \| \((.*?)\) \| \((.*?)\) \|$", TEXT, re.MULTILINE)
+    return [[[float(n.replace("−", "-")) for n in vote.split(", ")] for vote in row] for row in rows]
+
+
+def test_dynamic_routing_by_hand_has_the_numbers_of_its_code() -> None:
+    (example,) = re.findall(r"^example = np.array\((.*?)\)$", TEXT, re.MULTILINE)
+    assert votes_in_tables()[:4] == ast.literal_eval(example) == pictures.WORKED_EXAMPLE.tolist()
+    (_, _, first), (c, s, v) = solutions.dynamic_routing(pictures.WORKED_EXAMPLE, 2)[1]
+    np.testing.assert_allclose(first, [[0.5, 0.0], [0.0, 0.0]], atol=1e-8)
+    np.testing.assert_allclose(c[:, 0], [0.62, 0.62, 0.62, 0.38], atol=0.005)
+    np.testing.assert_allclose(s, [[1.49, 0], [-0.245, 0]], atol=0.005)
+    np.testing.assert_allclose(np.linalg.norm(v, axis=1), [0.69, 0.06], atol=0.005)
+
+
+def numbers(row: str) -> list[float]:
+    return [float(n.replace("−", "-")) for n in re.findall(r"−?\d+\.\d+", row)]
+
+
+def test_em_routing_by_hand_has_the_numbers_of_its_code_and_the_votes_of_the_explorer() -> None:
+    votes = pictures.EM_EXAMPLE
+    script = (TEMPLATE / "explorer.js").read_text(encoding="utf-8")
+    (start,) = re.findall(r"^const START = (.*);$", script, re.MULTILINE)
+    assert votes_in_tables()[4:] == votes.tolist() == json.loads(start)
+    assert f"floor: {pictures.EM_FLOOR}, betaA: {pictures.EM_BETA_A:g}" in script
+    r, by_iteration = np.full((4, 2), 0.5), list[list[float]]()
+    for t in range(3):
+        beta_a = np.full(2, pictures.EM_BETA_A)
+        mu, sigma_sq, z = solutions.m_step(r, np.ones(4), votes, beta_a, np.zeros(2), 1.0, pictures.EM_FLOOR)
+        a = solutions.sigmoid(z)
+        by_iteration.append([*r.sum(axis=0), *a])
+        r = solutions.e_step(mu, sigma_sq, z, votes)
+        if t == 0:
+            table = [numbers(row) for row in re.findall(r"^\| [AB] \| .*", TEXT, re.MULTILINE)]
+            expected = np.column_stack([mu, sigma_sq, beta_a - z])
+            np.testing.assert_allclose([row[:5] for row in table], expected, atol=0.0006)
+            np.testing.assert_allclose([row[5] for row in table], a, atol=0.00006)
+            log_p = -0.5 * ((votes - mu) ** 2 / sigma_sq + np.log(sigma_sq)).sum(axis=2)
+            rows = re.findall(r"^\| \d \| −.* \| 0\.\d+ \| 0\.\d+ \|$", TEXT, re.MULTILINE)
+            table = [numbers(row) for row in rows]
+            np.testing.assert_allclose(table, np.column_stack([log_p, r]), atol=0.0006)
+    table = [numbers(row) for row in re.findall(r"^\| \d \| \d\.\d\d \| \d\.\d\d \| .*", TEXT, re.MULTILINE)]
+    np.testing.assert_allclose(table, by_iteration, atol=0.006)
+
+
+def test_the_answers_to_the_exercises_are_those_of_the_solutions() -> None:
+    plan = (ROOT / "lesson" / "plan.md").read_text(encoding="utf-8")
+    other = pictures.WORKED_EXAMPLE.copy()
+    other[3, 0] = 0
+    a, b = np.linalg.norm(solutions.dynamic_routing(pictures.WORKED_EXAMPLE, 3)[0], axis=1)
+    a_now, b_now = np.linalg.norm(solutions.dynamic_routing(other, 3)[0], axis=1)
+    assert f"A has a length of {a:.2f} and B of {b:.2f}. With (0, 0), A is longer, {a_now:.2f}, and" in plan
+    assert f"B is shorter, {b_now:.2f}." in plan
+    loss, da = solutions.spread_loss(np.full(5, 0.5), 1, 0.2)
+    assert f"0.2² = {loss:.2f}. The gradient is {da[0]:.1f} for each" in plan
+    assert da[1] == pytest.approx(-1.6)
+
+
+@pytest.mark.parametrize("name", ["README.md", "plan.md"])
+def test_the_pages_of_the_kit_are_rendered_without_a_fault(name: str) -> None:
+    assert list(faults(ROOT / "lesson" / name)) == []
+
+
+def test_no_sentence_is_longer_than_thirty_words() -> None:
+    pages = [PAGE, ROOT / "docs" / "capsule_reference.md", ROOT / "lesson" / "README.md", ROOT / "lesson" / "plan.md"]
+    for page in pages:
+        text = re.sub(r"^```.*?^```|^\|.*?$|<[^>]+>", "\n\n", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+        text = re.sub(r"\$`.*?`\$|`.*?`", "x", re.sub(r"!?\[(.*?)\]\(.*?\)", r"\1", text))
+        for part in re.split(r"\n\n|\n(?=[-\d#])|(?<=[.?!:])\s", text):
+            assert len(re.findall(r"[\w’'−-]*[A-Za-z]\w*", part)) <= 30, part

@@ -1,0 +1,233 @@
+"""What people's machines are like: a notebook with a backend, another folder, no home, an old code page, line ends."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import more
+from data import affnist_file, digit_files, norb_files, pictures, places, toy_norb
+from data.labelled_pictures import read_sets
+from helpers import ROOT, script_environment, write_folder
+from more import your_own_images
+from support.results import is_git_root
+
+Patch = pytest.MonkeyPatch
+ROOMS = (".", "data", "support", "fast", "more", "explorer", "evidence", "lesson", "benchmarks")
+MODULES = [
+    ".".join(path.relative_to(ROOT).with_suffix("").parts)
+    for room in ROOMS
+    for path in sorted((ROOT / room).glob("*.py"))
+    if path.stem not in ("__init__", "__main__", "jax_networks")  # the last needs jax
+]
+SCRIPTS = [
+    name
+    for name in MODULES
+    if name not in ("lesson.exercises", "lesson.solutions")  # they print an example
+    and '\nif __name__ == "__main__":' in (ROOT / f"{name.replace('.', '/')}.py").read_text("utf-8")
+]
+
+
+def python(*words: str, folder: Path = ROOT, **variables: str) -> subprocess.CompletedProcess[str]:
+    environment = script_environment() | variables
+    return subprocess.run(
+        [sys.executable, *words], cwd=folder, env=environment, capture_output=True, encoding="utf-8",
+        errors="replace", timeout=120, check=False,
+    )
+
+
+# --- Imports ----------------------------------------------------------------------------------------------------------
+
+IMPORT_ALL = """
+import importlib, os, random, signal, sys, threading, warnings
+import matplotlib.pyplot as plt, numpy as np
+
+plt.switch_backend("svg")
+import scipy.special, threadpoolctl  # which add a kind of warning, and a variable of their own
+warnings.simplefilter("ignore", ImportWarning)
+signal.signal(signal.SIGTERM, lambda *_: None)
+
+def state():
+    return {
+        "backend": plt.get_backend(), "style": dict(plt.rcParams), "figures": plt.get_fignums(),
+        "environment": dict(os.environ), "folder": os.getcwd(), "path": list(sys.path), "warnings": warnings.filters[:],
+        "signals": [signal.getsignal(number) for number in signal.valid_signals()], "numpy": np.geterr(),
+        "threads": threading.active_count(), "hooks": (sys.excepthook, sys.displayhook, sys.gettrace()),
+        "streams": [(stream.encoding, stream.errors) for stream in (sys.stdout, sys.stderr)],
+        "random": (random.getstate(), np.random.get_state()[1].tolist()), "print": np.get_printoptions(),
+    }
+
+before = state()
+for name in sys.argv[1:]:
+    importlib.import_module(name)
+after = state()
+print([name for name in before if before[name] != after[name]], end="")
+"""
+
+
+def test_no_import_changes_anything(tmp_path: Path) -> None:
+    """Whatever backend, style, signals and warnings a notebook has set, they are as before."""
+    process = python("-c", IMPORT_ALL, *MODULES, folder=tmp_path, MPLBACKEND="pdf")
+    assert (process.returncode, process.stdout, process.stderr) == (0, "[]", "")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_pictures_are_drawn_without_pyplot() -> None:
+    """Else a notebook's backend would draw them; and support.figures, which needs none, imports matplotlib first."""
+    for name in set(MODULES) - {"support.figures"}:
+        text = (ROOT / f"{name.replace('.', '/')}.py").read_text("utf-8")
+        imports = re.findall(r"^ *(?:from|import) (support\.figures|matplotlib[.\w]*)", text, re.MULTILINE)
+        assert imports[:1] in ([], ["support.figures"]), name
+        assert "matplotlib.pyplot" not in imports, name
+
+
+# --- Paths ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({"HOME": "/home/ada"}, "/home/ada/.cache/hinton-mnist"),
+        ({"HOME": "/home/ada", "XDG_CACHE_HOME": "/large"}, "/large/hinton-mnist"),
+        ({"HOME": "/home/ada", "XDG_CACHE_HOME": "no/whole/path"}, "/home/ada/.cache/hinton-mnist"),
+        ({"HOME": "/home/ada", "XDG_CACHE_HOME": "/large", "CAPSULES_CACHE": "~/own"}, "/home/ada/own"),
+        ({"CAPSULES_CACHE": "/own"}, "/own"),
+        ({"XDG_CACHE_HOME": "/large"}, "/large/hinton-mnist"),
+        ({}, None),
+    ],
+)
+def test_where_downloads_and_toys_are_kept(variables: dict[str, str], expected: str | None, monkeypatch: Patch) -> None:
+    """Also of a process that has neither a home folder nor a name, as one in a container may be."""
+    for name in ("HOME", "XDG_CACHE_HOME", "CAPSULES_CACHE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)
+    if expected:
+        assert places.cache_folder() == Path(expected)
+        return
+    with pytest.raises(OSError, match="no home folder for a cache: let the variable CAPSULES_CACHE name a folder"):
+        places.cache_folder()
+    with pytest.raises(OSError, match="cannot draw toys: there is no home folder"):
+        toy_norb.cached_toys(None, 0)
+
+
+READERS: dict[str, Callable[[Path], Any]] = {
+    "digits": digit_files.read_digit_files,
+    "own images": lambda path: read_sets(path, 20, 1, np.random.default_rng(0)),
+    "a picture": lambda path: pictures.read_square(path, 20, 1),
+    "strokes": lambda path: pictures.read_strokes(path, 28, 20),
+    "smallNORB": lambda path: norb_files.read_norb(path, "training"),
+    "affNIST": affnist_file.read_affnist,
+    "toys": lambda path: toy_norb.cached_toys(path, 0),
+    "answers": lambda path: list(your_own_images.named_files([path])),
+}
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_the_home_folder_may_be_a_tilde(reader: str, tmp_path: Path, monkeypatch: Patch) -> None:
+    """What a reader does with ~/x it does with the whole path."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(toy_norb, "write_toy_norb", lambda folder, seed: folder.mkdir(exist_ok=True))
+    said = []
+    for path in (Path("~/x"), tmp_path / "x"):
+        try:
+            said.append(str(READERS[reader](path)))
+        except (OSError, ValueError) as error:
+            said.append(str(error).replace(f"{path}", f"{tmp_path}/x"))
+    assert said[0] == said[1]
+    if reader in ("own images", "a picture", "strokes"):
+        write_folder(tmp_path / "x")
+        path = next(path for path in (tmp_path / "x").rglob("*.png")) if reader != "own images" else tmp_path / "x"
+        READERS[reader](Path("~") / path.relative_to(tmp_path))
+    assert not Path("~").exists()
+
+
+# --- Other folders ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["data", "fast", "support"])
+@pytest.mark.parametrize("form", ["{}.py", "{}/__init__.py"])
+def test_a_module_in_the_way_of_the_projects_own_is_named_in_one_line(
+    name: str, form: str, tmp_path: Path, monkeypatch: Patch
+) -> None:
+    """As that of a notebook, where this project is on the path."""
+    path = tmp_path / form.format(name)
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("x = 1", encoding="utf-8")
+    says = f"{path} is in the way of {ROOT / name}: rename it, or start in the project's folder"
+    process = python("-m", "more.make_toy_norb", "--help", folder=tmp_path)
+    assert (process.returncode, process.stdout, process.stderr.count("\n")) == (1, "", 1)
+    assert says in process.stderr
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, name)
+    with pytest.raises(ImportError, match=re.escape(says)):
+        importlib.reload(more)
+
+
+def test_a_figure_of_results_is_drawn_from_any_folder(tmp_path: Path) -> None:
+    """Also where a notebook names, for the commands that it starts, a backend that is not installed."""
+    process = python("-m", "benchmarks.figure", folder=tmp_path, MPLBACKEND="module://not_installed.backend_inline")
+    assert (process.returncode, process.stderr) == (0, "")
+    assert [path.relative_to(tmp_path) for path in tmp_path.rglob("*.png")] == [Path("viz/speed/steps.png")]
+
+
+# --- Texts and line ends ----------------------------------------------------------------------------------------------
+
+OLD = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": "cp1252"}
+HELP_ALL = """
+import importlib, sys
+
+for name in sys.argv[1:]:
+    try:
+        importlib.import_module(name).main(["--help-all"])
+    except SystemExit as stopped:
+        assert not stopped.code, name
+"""
+
+
+def encodes(call: ast.Call) -> bool:
+    """Whether a call that may read or write text says in which encoding."""
+    name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+    given = {keyword.arg: keyword.value for keyword in call.keywords}
+    if name in ("read_text", "write_text"):
+        return "encoding" in given or len(call.args) > (name == "write_text")
+    if name in ("open", "fdopen") and ast.unparse(call.func) not in ("Image.open", "os.open", "webbrowser.open"):
+        modes = [ast.literal_eval(a) for a in (*call.args, *given.values()) if isinstance(a, ast.Constant)]
+        return "encoding" in given or any("b" in mode for mode in modes if isinstance(mode, str))
+    return name not in ("run", "Popen", "check_output") or "encoding" in given or "text" not in given
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_every_text_has_an_encoding_of_its_own(name: str) -> None:
+    """Else it is that of the locale."""
+    tree = ast.parse((ROOT / f"{name.replace('.', '/')}.py").read_text("utf-8"))
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    assert [f"line {call.lineno}: {ast.unparse(call)}" for call in calls if not encodes(call)] == []
+
+
+def test_a_clone_of_windows_in_an_old_locale(tmp_path: Path) -> None:
+    """Its files have the line ends of the repository, the pages are proved, and all help is printed."""
+    if not is_git_root(ROOT):
+        pytest.skip("no repository to clone")
+    clone = tmp_path / "clone"
+    subprocess.run(["git", "-c", "core.autocrlf=true", "clone", "-q", str(ROOT), str(clone)], check=True)
+    listed = subprocess.run(["git", "ls-files", "--eol"], cwd=clone, capture_output=True, check=True).stdout
+    assert b"i/lf    w/lf" in listed
+    assert b"w/crlf" not in listed
+    assert b"w/mixed" not in listed
+    process = python("-m", "evidence.report", "--check", folder=clone, **OLD, PYTHONPATH="")
+    assert process.returncode == 0, process.stderr
+    process = python("-c", HELP_ALL, *SCRIPTS, folder=tmp_path, **OLD)
+    assert process.returncode == 0, process.stderr
+    assert process.stdout.count("usage: ") == len(SCRIPTS)
