@@ -396,15 +396,17 @@ def capsnet_forward(
     return lengths, CapsNetCache(conv1, relu1, conv2, primary, routing, v)
 
 
-def capsnet_backward(dv: Array, cache: CapsNetCache, config: CapsNetConfig, parts: Parts | None = None) -> Params:
-    """dv (B, J, D) -> gradients of all parameters but the decoder's."""
+def capsnet_backward(
+    dv: Array, cache: CapsNetCache, config: CapsNetConfig, parts: Parts | None = None, need_dx: bool = False
+) -> tuple[Params, Array | None]:
+    """dv (B, J, D) -> gradients of all parameters but the decoder's, and dx (B, H, W, C) where needed."""
     parts, grads = parts or parts_of(config), {}
     du, grads["routing.w"] = parts.routing.backward(dv, cache.routing, config.routing_grad)
     dh = parts.primary.backward(du, cache.primary).reshape(len(dv), config.primary_side, config.primary_side, -1)
     dh, grads["primary.w"], grads["primary.b"] = parts.conv.backward(dh, cache.conv2)
     dh = relu_backward(dh, cache.relu1)
-    _, grads["conv1.w"], grads["conv1.b"] = conv2d_backward(dh, cache.conv1, need_dx=False)
-    return grads
+    dx, grads["conv1.w"], grads["conv1.b"] = conv2d_backward(dh, cache.conv1, need_dx)
+    return grads, dx
 
 
 def mask_forward(v: Array, labels: Array) -> tuple[Array, Array]:
@@ -463,7 +465,7 @@ def capsnet_loss_and_grads(
     pictures, decoder = decoder_forward(params, masked)
     error, dpictures = squared_error(pictures, batch.sources.reshape(pictures.shape), n)
     dmasked, grads = decoder_backward(config.recon_weight * dpictures, decoder)
-    grads |= capsnet_backward(dv + mask_backward(dmasked, mask), cache, config, parts)
+    grads |= capsnet_backward(dv + mask_backward(dmasked, mask), cache, config, parts)[0]
     losses = {
         "train_loss": loss + config.recon_weight * error,
         "train_class_loss": loss,
@@ -1150,7 +1152,8 @@ def require_own(path: Path, is_own: Callable[[], bool], hint: str = "") -> None:
 
 def require_own_outputs(experiment: str, config: Any, options: Any) -> None:
     """``require_own`` of a run's files: its result and its checkpoint."""
-    known = {name for name in settings_of(config) if not (options.resume and name.endswith("epochs"))}
+    fixed = {name for name, it in settings_of(config).items() if not it.free}
+    known = {name for name in fixed if not (options.resume and name.endswith("epochs"))}
     asked = {name: value for name, value in json.loads(json.dumps(plain(config))).items() if name in known}
 
     def is_own(read: Callable[[], Any]) -> bool:

@@ -1090,7 +1090,8 @@ def require_own(path: Path, is_own: Callable[[], bool], hint: str = "") -> None:
 
 def require_own_outputs(experiment: str, config: Any, options: Any) -> None:
     """``require_own`` of a run's files: its result and its checkpoint."""
-    known = {name for name in settings_of(config) if not (options.resume and name.endswith("epochs"))}
+    fixed = {name for name, it in settings_of(config).items() if not it.free}
+    known = {name for name in fixed if not (options.resume and name.endswith("epochs"))}
     asked = {name: value for name, value in json.loads(json.dumps(plain(config))).items() if name in known}
 
     def is_own(read: Callable[[], Any]) -> bool:

@@ -9,27 +9,33 @@ draws from results of compare_seeds.py:
                           on smallNORB in grey, and the worst case of all attacks
     training_curves.png   loss and accuracy, epoch by epoch: the seed whose capsules have the median accuracy without
                           an attack, trained again
+    attack_steps.png      these networks: accuracy against the number of steps of an attack, and why one step fails
 """
 
 from __future__ import annotations
 
 from support.figures import (  # isort: skip
     DATASET_NAMES, GREY, NoSettings, OutOptions, accuracy_axis, choice_of_figures, draw_histories, figure_script,
-    head_legend, make_figure, median_seed, model_handles, plot_band, plural, settings_in,
+    head_legend, make_figure, median_seed, model_handles, model_line, plot_band, plural, settings_in,
 )
 
 import dataclasses
+import functools
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from fast.workers import Workers
+from more import attacks
 from more import capsule_attacks as experiment
+from more import conv_matrix_capsules as conv
 from more.visualize_conv_matrix_capsules import MODELS
-from smallnorb_novel_viewpoint import RunOptions, from_json
+from smallnorb_novel_viewpoint import RunOptions, TrainState, from_json
 from support.experiment import redeclared
 
 SHOWN_KINDS = {"fgsm": "one step: FGSM", "worst_case": "worst case of all attacks with this ε or a smaller one"}
@@ -73,19 +79,123 @@ def draw_attack_seeds(path: Path = RESULT) -> Figure:
 TITLES = {"train_loss": "training loss, each model's own", "accuracy": "accuracy without an attack"}
 
 
-def draw_training_curves(options: Options, path: Path = RESULT) -> Figure:
-    """The networks of the median seed of a file by compare_seeds.py, trained again."""
+class Trained(NamedTuple):
+    """The networks of the median seed of a file by compare_seeds.py."""
+
+    config: experiment.Config
+    data: Any
+    states: dict[str, TrainState]
+    n_seeds: int
+
+
+@functools.cache
+def train_again(path: Path, quiet: bool, threads: int) -> Trained:
     found, *_ = settings_in(path)
     seed, known = median_seed(found["runs"], "capsules", "accuracy"), vars(experiment.Config())
     config = from_json(experiment.Config, {k: x for k, x in found["config"].items() if k in known} | {"seed": seed})
     data = experiment.make_data(config)
-    states = experiment.train_all(config, data, RunOptions(quiet=options.quiet, threads=options.threads))
+    states = experiment.train_all(config, data, RunOptions(quiet=quiet, threads=threads))
+    return Trained(config, data, states, len(found["runs"]))
+
+
+def draw_training_curves(options: Options, path: Path = RESULT) -> Figure:
+    config, data, states, n_seeds = train_again(path, options.quiet, options.threads)
     text = (f"{DATASET_NAMES[data.name]} · images not standardised · {len(data.train.labels):,} images an epoch"
-            f" · seed {seed}, the median of {len(found['runs'])}")
+            f" · seed {config.seed}, the median of {n_seeds}")
     return draw_histories(text, TITLES, states, MODELS, CHANCE)
 
 
-OF_RUN, OF_RESULTS = {"training_curves": draw_training_curves}, {"attack_seeds": draw_attack_seeds}
+# --- Accuracy against the number of steps, and why one step fails -----------------------------------------------------
+
+STEPS = (1, 2, 5, 10, 20, 50, 100, 200)
+EPSILON, N_ATTACKED = 0.1, 60
+SATURATED = 0.05  # a number between 0 and 1 that is nearer than this to one of them
+
+
+class Attacked(NamedTuple):
+    """What an attacker finds on a network, along the margin of its logits or log-odds."""
+
+    accuracies: list[float]  # after each number of ``STEPS``
+    norms: np.ndarray  # (N,) of the margin's gradient at the images
+    shares: dict[str, float]  # what explains the first step, by a name of it
+
+
+def saturated(x: np.ndarray) -> float:
+    return float(np.mean((x < SATURATED) | (x > 1 - SATURATED)))
+
+
+def measure_attacks(trained: Trained, threads: int) -> dict[str, Attacked]:
+    config = dataclasses.replace(trained.config, n_attack=N_ATTACKED)
+    images, labels = experiment.attacked_images(config, trained.data)
+    found = {}
+    with Workers(threads) as workers:
+        for name, state in trained.states.items():
+            network = experiment.attacked_network(config, name, state.params, workers)
+            loss, bounds = network.losses[attacks.MARGIN], experiment.PIXELS
+            accuracies = [
+                1 - float(attacks.misled(network, attacks.iterated(
+                    network, images, labels, loss, EPSILON, n_steps, bounds), labels).mean())
+                for n_steps in STEPS
+            ]
+            _, before, dx = network.gradient(images, labels, loss)
+            moved = np.clip(images + np.float32(EPSILON) * np.sign(dx), *bounds)
+            _, after, dx_moved = network.gradient(moved, labels, loss)
+            promised = (dx * (moved - images)).sum(axis=(1, 2, 3))
+            shares = {
+                "rise of the margin in one step,\nof what its slope promises": float(
+                    np.median((after - before) / promised)
+                ),
+                "pixels whose gradient\nhas another sign after it": float(np.mean((dx * dx_moved)[dx != 0] < 0)),
+            }
+            if name == "capsules":
+                routing = conv.class_routing(state.params, images, experiment.network_config(config))
+                shares |= {"class activations\nnear 0 or 1": saturated(routing.a[-1]),
+                           "assignments to classes\nnear 0 or 1": saturated(routing.r[-1])}
+            found[name] = Attacked(accuracies, np.sqrt(np.square(dx).sum(axis=(1, 2, 3))), shares)
+    return found
+
+
+def draw_attack_steps(options: Options, path: Path = RESULT) -> Figure:
+    """For the networks of the median seed."""
+    trained = train_again(path, options.quiet, options.threads)
+    return draw_steps(measure_attacks(trained, options.threads), trained)
+
+
+def draw_steps(found: Mapping[str, Attacked], trained: Trained) -> Figure:
+    text = (
+        f"{DATASET_NAMES[trained.data.name]} · ε = {EPSILON} · {len(found['capsules'].norms)} images · seed"
+        f" {trained.config.seed}, the median of {trained.n_seeds}\n"
+        "along the best wrong score minus the right one; scores of capsules are log-odds of activations"
+    )
+    fig = make_figure(4.3, "Many steps mislead capsules that one step does not", text)
+    head_legend(fig, model_handles(MODELS.values()))
+    left, middle, right = fig.subplots(1, 3, width_ratios=(1.3, 0.8, 1.1))
+    accuracy_axis(left, "accuracy", CHANCE, side="left")
+    left.set_title("accuracy after so many steps")
+    left.set_xlabel("steps")
+    left.set_xscale("log")
+    left.set_xticks(STEPS, [str(n) for n in STEPS])
+    left.minorticks_off()
+    middle.set_title("norm of the gradient")
+    middle.set_xlabel("images, by norm")
+    right.set_title("why one step fails")
+    names = list(dict.fromkeys(share for one in found.values() for share in one.shares))
+    for k, (name, one) in enumerate(found.items()):
+        left.plot(STEPS, one.accuracies, **model_line(MODELS[name], clip_on=False, zorder=3))
+        middle.plot(np.linspace(0, 1, len(one.norms)), np.sort(one.norms), color=MODELS[name].colour)
+        heights = [names.index(share) + 0.38 * k for share in one.shares]
+        bars = right.barh(heights, list(one.shares.values()), 0.36, color=MODELS[name].colour)
+        right.bar_label(bars, fmt="%.2f", padding=2)
+    middle.set_xticks([])
+    middle.set_ylim(0)
+    right.set_yticks([0.19 + n for n in range(len(names))], names)
+    right.set_ylim(len(names) - 0.4, -0.4)
+    right.set_xlim(0, 1.15)
+    return fig
+
+
+OF_RUN = {"training_curves": draw_training_curves, "attack_steps": draw_attack_steps}
+OF_RESULTS = {"attack_seeds": draw_attack_seeds}
 Config = NoSettings
 
 
@@ -99,7 +209,7 @@ class Options(OutOptions):
 main = figure_script(
     experiment.EXPERIMENT, Config, Options, "Draw matrix capsules and their CNN under attack, and how they learn.",
     [
-        ("", "Both pictures, after a training: about 20 seconds."),
+        ("", "All pictures, after a training: about 3 minutes."),
         ("--figures attack_seeds", "That of the committed results: about 3 seconds."),
     ],
     lambda config, options, _: options, OF_RUN, OF_RESULTS,

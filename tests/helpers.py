@@ -26,8 +26,6 @@ from PIL import Image
 
 import multimnist_capsnet as digits
 from data.stroke_digits import stroke_digits
-from more import capsule_attacks as attacks
-from more import conv_matrix_capsules as conv
 from smallnorb_novel_viewpoint import init_state, parse
 from support.experiment import run_command, script_path
 
@@ -405,33 +403,3 @@ def failure(script: ModuleType, argv: list[str], capsys: pytest.CaptureFixture[s
     assert error.count("\n") == 1, argv
     assert error.endswith("\n"), argv
     return error
-
-
-def attacked_by_hand() -> tuple[conv.Model, conv.Examples, attacks.Config]:
-    """A model of two classes, images of the first one, and attacks of epsilon 0.1, 0.3 and 0.45 in one and two steps.
-
-    Attacks raise the first pixel; further steps raise the second one too once the first is above 0.6. The third says
-    which pixels are misread. The images: misread between 0.55 and 0.75 only; misread after two steps; misread after one
-    step and not after two; without a gradient of the spread loss; misread from the start; never misread.
-    """
-    kinds = (0, 1, 0.75, 0.5, 0, 0)
-    images = np.zeros((6, 1, 3, 1))
-    images[:, 0, 0, 0] = (0.5, 0.5, 0.5, 0.5, 0.6, 0.05)
-    images[:, 0, 2, 0] = kinds
-
-    def forward(params: Any, x: Any) -> tuple[Any, Any]:
-        p, q, kind = x[:, 0, :, 0].T
-        rules = {0: (p > 0.55) & (p < 0.75), 1: q > 0.1, 0.75: (p > 0.75) & (q < 0.05), 0.5: (p > 0.75) & (p < 0.85)}
-        wrong = np.select([kind == k for k in rules], list(rules.values()))
-        right = np.where(wrong, 0.1, np.where(kind == 0.5, 0.99, 0.6))
-        return np.stack([right, 1 - right], axis=1), x
-
-    def backward(dscores: Any, x: Any, need_dx: bool = False) -> tuple[Any, Any]:
-        dx = np.zeros_like(x)
-        dx[:, 0, 0, 0] = dscores[:, 1] - dscores[:, 0]
-        dx[:, 0, 1, 0] = dx[:, 0, 0, 0] * (x[:, 0, 0, 0] > 0.6)
-        return {}, dx
-
-    config = attacks.Config(dataset="strokes", epsilons=(0.1, 0.3, 0.45), attack_steps=2)
-    model = conv.make_models(attacks.exact_config(config))["capsules"]._replace(forward=forward, backward=backward)
-    return model, conv.Examples(images, np.zeros(6, np.intp)), config

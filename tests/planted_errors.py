@@ -192,18 +192,29 @@ more/conv_matrix_capsules.py test_protocol
      conv_capsnet_init: gaussian(_a, _b, _c, 1, 1, _d, _e) -> gaussian(_a, _b, 0.8 * _c, 1, 1, _d, _e) |
      conv_capsnet_init: 0.1 -> 0.12 | conv_capsnet_init: _a - _b -> _a + _b
   test_defaults_are_the_stored_ones | module: CAPS_KERNEL = 3 -> CAPS_KERNEL = 5
+more/attacks.py test_protocol
+  test_accuracy_under_attack_is_that_of_the_images_out_of_reach | iterated: box(_a, _b, _c) -> box(_a, 2 * _b, _c) |
+     iterated: x + size * _a -> x - size * _a
+  test_an_image_that_was_misread_once_counts_as_misread_at_every_larger_epsilon |
+     attack: now["fgsm" + suffix] = clean.copy() -> pass | attack: left & _a -> left.copy()
 more/capsule_attacks.py test_protocol
   test_accuracy_under_attack_is_that_of_the_images_out_of_reach |
-     robustness.correct.work: attack(_a, _b, _c, _d, _e, _f, _g, _h) -> attack(_a, _b, _c, _d, _e, 2 * _f, _g, _h) |
-     attack: x + step -> x - step | attack_all: subset(_a, _b) -> subset(data.held_out or _a, _b)
+     attacked_images: conv.subset(_a, _b) -> conv.subset(data.held_out or _a, _b)
   test_an_image_that_was_misread_once_counts_as_misread_at_every_larger_epsilon |
-     robustness: np.logical_and.accumulate -> np.asarray | robustness: np.all(_a, axis=0) -> np.all(_a[:2], axis=0) |
-     attack_kinds: _a.attack_steps -> 1
-  test_the_margin_that_is_attacked_is_the_last_of_the_training | attack_losses: 1.0 -> 0.0
+     make_result.accuracies: max(1, _a) -> max(4, _a)
+  test_the_margin_that_is_attacked_is_the_last_of_the_training | attacked_network: 1.0 -> 0.0
+more/attacks.py test_capsule_attacks
+  test_losses_and_that_their_test_sees_errors | of_log_odds.odds_loss: _a / _b -> _a * _b
+  test_steps_by_hand | iterated: (1 - MOMENTUM) * _a -> _a |
+     iterated: size[halved] /= 2 -> size[halved] /= 3 | iterated: 2 * epsilon -> epsilon
+  test_steps_are_halved_until_they_reach_what_no_step_of_the_first_size_would | iterated: size[halved] /= 2 -> pass
+  test_more_steps_are_at_least_as_strong_as_fewer |
+     attack: n_steps, n_before = 2 * n_steps, _a -> n_steps, n_before = 3 * n_steps, _a
+  test_a_search_without_gradients_wins_by_no_more_than_a_point | squares: found > _a -> found < _a
+  test_no_pixel_leaves_its_box | box: np.minimum(_a, _b) -> _a |
+     squares: np.where(rng.random((N, 1, W, C)) < 0.5, low, high) -> np.where(rng.random((N, 1, W, C)) < 0.5, low, 1)
 more/capsule_attacks.py test_capsule_attacks
-  test_the_log_odds_loss_and_that_its_test_sees_errors | log_odds_cross_entropy: _a / _b -> _a * _b
-  test_an_attack_is_the_loop_over_pixels_and_errors_are_seen | attack: _a - _b -> _a - 2 * _b |
-     attack: np.minimum(_a + _b, _c) -> np.minimum(_a + 2 * _b, _c) | attack: _a / _b -> 2 * _a / _b
+  test_the_gradients_that_an_attacker_follows | attacked_network: _a / lengths -> _a
 evidence/claims.py test_claims
   test_the_level_is_shared_among_all_listed_comparisons | make_claims: ALPHA / _a -> ALPHA
   test_the_word_is_that_of_the_interval | make_claims: _a - _b -> _b - _a

@@ -1,25 +1,31 @@
-"""capsule_attacks.py: the gradient that an attacker follows, the attacks, and runs. Flags, checkpoints and results have
-their tests in test_contract.py; accuracies under attack, counted by hand, in test_protocol.py."""
+"""attacks.py and capsule_attacks.py: gradients that an attacker follows, what the literature asks of attacks, runs.
+Flags, checkpoints and results have their tests in test_contract.py; accuracies counted by hand in test_protocol.py."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
+import itertools
 import json
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 
+import multimnist_capsnet as digits
 import smallnorb_novel_viewpoint as views
-from fast.workers import Workers
-from helpers import GradientError, check_gradient, config_of, surviving_mutants
+from fast.workers import SERIAL
+from helpers import check_gradient, config_of, digits_folder, surviving_mutants
+from more import attacks
 from more import capsule_attacks as m
 from more import conv_matrix_capsules as conv
-from test_gradients import network_of, perturbed
+from test_gradients import perturbed
 
 Array = np.ndarray
-SMALL = ["--n-train", "24", "--batch-size", "8", "--sizes", "5,2,3,2", "--n-epochs", "1", "--threads", "1"]
+SMALL = ["--n-train", "24", "--batch-size", "8", "--sizes", "5,2,3,2", "--n-epochs", "1", "--threads", "1", "--quiet"]
+EPSILONS, SHORT = (0.02, 0.04, 0.6), attacks.Effort(first_steps=5, most_steps=40, queries=40)
 
 
 def attack_config(*flags: str) -> m.Config:
@@ -27,127 +33,355 @@ def attack_config(*flags: str) -> m.Config:
     return config
 
 
-# --- Gradients --------------------------------------------------------------------------------------------------------
+# --- Gradients and losses ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", m.MODEL_NAMES)
-@pytest.mark.parametrize("loss", ["spread", "cross-entropy"])
-def test_the_gradient_that_an_attacker_follows(name: str, loss: str) -> None:
-    model, x, _ = network_of(conv, name, loss=loss)
-    params, labels = perturbed(model), np.array([3, 0])
-    losses = m.attack_losses(model, attack_config("--dataset", "voxels", "--loss", loss))
-    assert list(losses) == (["", "_log_odds"] if loss == "spread" else [""])
-    for attacked in losses.values():
-        grad = m.image_gradient(model, params, x, labels, attacked)
-        assert (np.abs(grad).max(axis=(1, 2, 3)) > 0).all()
+@pytest.mark.parametrize(
+    ("network", "name", "vote"),
+    [("matrix", "capsules", False), ("matrix", "capsules", True), ("matrix", "cnn", False),
+     ("capsnet", "capsules", False), ("capsnet", "capsules", True), ("capsnet", "cnn", False)],
+)
+def test_the_gradients_that_an_attacker_follows(network: str, name: str, vote: bool, monkeypatch: Any) -> None:
+    """Those of the network's own scores, the vote attack's among them: every loss against its finite differences."""
+    monkeypatch.setitem(digits.PRESETS, "small", {"conv_channels": 3, "primary_types": 1, "decoder": (8, 8)})
+    matrix = dataclasses.replace(attack_config("--dataset", "voxels"), dtype="float64")
+    config = matrix if network == "matrix" else m.Config(dataset="strokes", network="capsnet", dtype="float64")
+    if network == "capsnet":
+        capsnet = {"conv_channels": 3, "primary_types": 1, "decoder": (8, 8)}
+        made = functools.partial(dataclasses.replace, m.capsnet_config(config), **capsnet)
+        monkeypatch.setattr(m, "capsnet_config", lambda config: made())
+    params, rng = perturbed(m.make_models(config)[name]), np.random.default_rng(0)
+    x, labels = rng.random((2, 32, 32, 1) if network == "matrix" else (2, 28, 28, 1)), np.array([3, 0])
+    seen = m.attacked_network(config, name, params, SERIAL, vote)
+    routed = m.attacked_network(config, name, params, SERIAL)
+    assert vote == (np.abs(seen.scores(x) - routed.scores(x)).max() > 1e-6)
+    assert list(seen.losses) == ["", "_margin", *(["_cross_entropy"] if name == "capsules" else [])]
+    for loss in seen.losses.values():
+        scores, values, dx = seen.gradient(x, labels, loss)
+        np.testing.assert_allclose(scores, seen.scores(x))
+        np.testing.assert_allclose(values, loss(scores, labels)[0])
         check_gradient(
-            lambda x, attacked=attacked: attacked(model.forward(params, x)[0], labels)[0], {"x": x}, {"x": grad},
-            np.random.default_rng(0), step=1e-6,
+            lambda x, loss=loss: float(loss(seen.scores(x), labels)[0].sum()), {"x": x}, {"x": dx}, rng, step=1e-6
         )
 
 
-def check_log_odds() -> None:
+def test_the_cnn_that_is_attacked_is_that_of_the_training() -> None:
+    config = m.Config(dataset="strokes", network="capsnet")
+    model = m.make_models(config)["cnn"]
+    params, x = model.init_params(np.random.default_rng(1)), np.random.default_rng(0).random((2, 28, 28, 1))
+    seen = m.attacked_network(config, "cnn", params, SERIAL)
+    np.testing.assert_allclose(seen.scores(x), model.assess(params, digits.Batch(x, np.zeros((2, 1)), x))[0])
+
+
+def check_losses() -> None:
     rng = np.random.default_rng(5)
     a, labels = rng.uniform(0.01, 0.99, (7, 5)), rng.integers(0, 5, 7)
     z = np.log(a / (1 - a))
-    expected, dz = views.softmax_cross_entropy(z, labels)
-    loss, da = m.log_odds_cross_entropy(a, labels)
-    check_gradient(lambda a: m.log_odds_cross_entropy(a, labels)[0], {"a": a}, {"a": da}, rng)
-    assert loss == pytest.approx(expected)
-    np.testing.assert_allclose(da * a * (1 - a), dz, rtol=1e-9)  # through the sigmoid nothing of it is lost
-    assert m.log_odds_cross_entropy(np.array([[1e-12, 0.5]]), np.array([0]))[0] == pytest.approx(12 * np.log(10))
+    for loss in (attacks.margin_loss, cross_entropy := attacks.by_image(views.softmax_cross_entropy)):
+        odds = attacks.of_log_odds(loss)
+        values, da = odds(a, labels)
+        check_gradient(lambda a, odds=odds: float(odds(a, labels)[0].sum()), {"a": a}, {"a": da}, rng)
+        expected, dz = loss(z, labels)
+        np.testing.assert_allclose(values, expected)
+        np.testing.assert_allclose(da * a * (1 - a), dz, rtol=1e-9)  # through the sigmoid nothing of it is lost
+    assert cross_entropy(z, labels)[0].mean() == pytest.approx(views.softmax_cross_entropy(z, labels)[0])
+    scores = np.array([[3.0, 1.0, 2.0], [0.0, 0.5, 0.25]])
+    np.testing.assert_allclose(attacks.margin_loss(scores, np.array([0, 2]))[0], [-1, 0.25])
     for dtype in (np.float64, np.float32):
-        loss, da = m.log_odds_cross_entropy(np.array([[0, 1], [1, 0]], dtype), np.array([0, 0]))
-        assert np.isfinite(loss)
+        values, da = attacks.of_log_odds(cross_entropy)(np.array([[0, 1], [1, 0]], dtype), np.array([0, 0]))
+        assert np.isfinite(values).all()
         assert np.isfinite(da).all()
         assert da.dtype == dtype
 
 
-def test_the_log_odds_loss_and_that_its_test_sees_errors(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert surviving_mutants(monkeypatch, m, "log_odds_cross_entropy", check_log_odds) == []
+@pytest.mark.parametrize("name", ["margin_loss", "of_log_odds"])
+def test_losses_and_that_their_test_sees_errors(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert surviving_mutants(monkeypatch, attacks, name, check_losses) == []
 
 
-# --- Attacks ----------------------------------------------------------------------------------------------------------
+# --- One attack -------------------------------------------------------------------------------------------------------
 
 
-def check_attack() -> None:
-    """Against a loop over pixels, on a loss that is highest at a target which a large step passes by."""
-    rng = np.random.default_rng(4)
-    images, target = rng.random((3, 2, 2, 1)), rng.uniform(-0.3, 1.3, (3, 2, 2, 1))
-    model = conv.Model(
-        "parabola",
-        lambda rng: {},
-        lambda params, x: (x, None),
-        lambda dscores, cache, need_dx=False: ({}, dscores),
-        lambda scores, labels, progress: loss(scores, labels),
-    )
+def parabola(target: Array) -> attacks.Network:
+    """A network of one score, which is highest where the image is the ``target``, and whose loss is that score."""
 
-    def loss(scores: Array, labels: Array) -> tuple[float, Array]:
-        return -float(np.square(scores - target).sum()), -2 * (scores - target)
+    def loss(scores: Array, labels: Array) -> tuple[Array, Array]:
+        return scores[:, 0], np.ones_like(scores)
 
-    labels = np.zeros(3, np.intp)
-    for epsilon, n_steps, low, high in ((0.3, 1, 0.0, 1.0), (0.3, 4, 0.0, 1.0), (0.5, 3, -0.25, 0.75)):
-        expected = images - 0.25 * (low < 0)
-        start = expected.copy()
-        for index in np.ndindex(images.shape):
-            pixel = float(start[index])
-            for _ in range(n_steps):
-                pixel += epsilon / n_steps * (1 if target[index] > pixel else -1)
-                pixel = min(max(pixel, start[index] - epsilon, low), start[index] + epsilon, high)
-            expected[index] = pixel
-        found = m.attack(model, {}, start, labels, loss, epsilon, n_steps, (low, high))
-        if not np.allclose(found, expected, rtol=1e-12, atol=1e-12):
-            raise GradientError(f"a pixel is off by {np.abs(found - expected).max():.3g}")
+    def forward(x: Array) -> tuple[Array, Array]:
+        return -np.square(x - target[: len(x)]).sum(axis=(1, 2, 3))[:, None], x
+
+    def backward(dscores: Array, x: Array) -> Array:
+        return -2 * dscores[:, :, None, None] * (x - target[: len(x)])
+
+    return attacks.network_of(forward, backward, {"": loss, attacks.MARGIN: loss}, 100)
 
 
-def test_an_attack_is_the_loop_over_pixels_and_errors_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert surviving_mutants(monkeypatch, m, "attack", check_attack) == []
+def test_steps_by_hand() -> None:
+    """The first step is as long as the box and ends on its edge. A quarter of it is added to the next one. A step that
+    raises no loss is halved, from the best image so far."""
+    images, labels, seen = np.full((1, 1, 2, 1), 0.5), np.zeros(1, np.intp), list[Array]()
+
+    def steps(second: float, n_steps: int, start: tuple[float, float] | None = None) -> tuple[Array, Array]:
+        """Of two pixels, of which the first wants to leave the box, and the second to be ``second``."""
+        network = parabola(np.array([0.9, second]).reshape(1, 1, 2, 1))
+
+        def gradient(x: Array, labels: Array, loss: attacks.Loss) -> tuple[Array, Array, Array]:
+            seen.append(x.copy())
+            return network.gradient(x, labels, loss)
+
+        begin, loss = None if start is None else np.reshape(start, images.shape), network.losses[""]
+        seen.clear()
+        best = attacks.iterated(
+            network._replace(gradient=gradient), images, labels, loss, 0.1, n_steps, (0.0, 1.0), begin, stop=False
+        )
+        return best.ravel(), np.array(seen).reshape(-1, 2)
+
+    np.testing.assert_allclose(steps(0.45, 1)[0], [0.6, 0.4])
+    np.testing.assert_allclose(steps(0.2, 1, (2, 2))[1], [[0.6, 0.6], [0.6, 0.4]])
+    best, path = steps(0.44, 3, (0.6, 0.5))
+    third = 0.4 + 0.75 * 0.1  # half as long, and from the best: without a quarter of the last step
+    np.testing.assert_allclose(best, [0.6, third])
+    np.testing.assert_allclose(path[:, 1], [0.5, 0.4, 0.4 + 0.75 * 0.2 - 0.25 * 0.1, third])
+    np.testing.assert_allclose(path[1:, 0], 0.6)
 
 
-@pytest.mark.parametrize(("standardize", "low", "high"), [("none", 0.0, 1.0), ("image", -np.inf, np.inf)])
-def test_attacked_views_stay_in_the_range_of_their_pixels(
-    standardize: str, low: float, high: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    more = ["--epsilons", "0.4", "--n-attack", "20"]
-    config = attack_config("--dataset", "voxels", *more, "--standardize", standardize)
-    config = dataclasses.replace(config, attack_steps=2)
-    assert config.pixel_range == (low, high)
-    data, original = m.make_data(config), m.attack
-    found: dict[int, list[Array]] = {1: [], 2: []}  # by the number of steps
-
-    def spy(*args: Any) -> Array:
-        moved = original(*args)
-        found[args[6]].append(moved)
-        return moved
-
-    monkeypatch.setattr(m, "attack", spy)
-    m.attack_all(config, m.train_all(config, data), data)
-    for images in found.values():
-        pixels = np.concatenate([x.ravel() for x in images])
-        # the capsules along two losses, and the CNN, whose loss has both names, once
-        assert len(pixels) == 3 * 20 * 32 * 32
-        if standardize == "none":
-            assert (pixels.min(), pixels.max()) == (low, high)
-        else:
-            assert pixels.max() > data.test.images.max()
+def test_steps_are_halved_until_they_reach_what_no_step_of_the_first_size_would() -> None:
+    rng = np.random.default_rng(2)
+    images, target = rng.uniform(0.3, 0.7, (3, 4, 4, 1)), rng.uniform(0.2, 0.8, (3, 4, 4, 1))
+    network, labels = parabola(target), np.zeros(3, np.intp)
+    reached = np.clip(target, images - 0.1, images + 0.1)
+    distances = [
+        np.abs(attacks.iterated(network, images, labels, network.losses[""], 0.1, n, (0.0, 1.0)) - reached).max()
+        for n in (5, 20, 80)
+    ]
+    assert distances[0] > 0.04 > distances[1] > distances[2]
+    assert distances[2] < 0.01
 
 
-def test_attacks_use_exact_gradients_in_double_precision(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = attack_config("--n-attack", "5")
-    seen: list[Any] = []
+# --- What the literature asks of attacks, on small networks that have learned ----------------------------------------
 
-    def spy(
-        model: conv.Model, params: m.Params, examples: conv.Examples, config: m.Config, workers: Workers
-    ) -> dict[str, Any]:
-        dtypes = {p.dtype for p in params.values()}
-        exact = m.exact_config(config)
-        seen.append((exact.em_grad, exact.dtype, dtypes, len(examples.labels)))
-        return {}
 
-    monkeypatch.setattr(m, "robustness", spy)
+class Trained(NamedTuple):
+    network: attacks.Network
+    others: dict[str, attacks.Network]
+    images: Array
+    labels: Array
+
+    def attacked(self, loss: str, epsilon: float, n_steps: int, **more: Any) -> Array:
+        losses = self.network.losses
+        return attacks.iterated(
+            self.network, self.images, self.labels, losses[loss], epsilon, n_steps, m.PIXELS, **more
+        )
+
+
+@functools.cache
+def trained_pair(seed: int) -> tuple[m.Config, Any, dict[str, Any]]:
+    config = m.Config(seed=seed, n_train=200, batch_size=16, sizes=(6, 2, 2, 2), n_epochs=8, cnn_epochs=6, n_attack=20)
     data = m.make_data(config)
-    m.attack_all(config, m.train_all(config, data), data)
-    assert seen == [("exact", "float64", {np.dtype(np.float64)}, 5)] * 2
+    return config, data, m.train_all(config, data)
+
+
+@functools.cache
+def trained(name: str, dtype: str = "float32", seed: int = 101) -> Trained:
+    config, data, states = trained_pair(seed)
+    config = dataclasses.replace(config, dtype=dtype)
+    params = {one: {key: p.astype(dtype) for key, p in state.params.items()} for one, state in states.items()}
+    seen = functools.partial(m.attacked_network, config, workers=SERIAL)
+    other = "cnn" if name == "capsules" else "capsules"
+    others = {f"from_{other}": seen(other, params[other])}
+    if name == "capsules":
+        others["vote"] = seen(name, params[name], vote=True)
+    return Trained(seen(name, params[name]), others, *m.attacked_images(config, data))
+
+
+@functools.cache
+def found(name: str, seed: int = 101, epsilons: tuple[float, ...] = EPSILONS, effort: Any = SHORT) -> attacks.Found:
+    it, rng = trained(name, seed=seed), np.random.default_rng(0)
+    return attacks.attack(it.network, it.others, it.images, it.labels, epsilons, m.PIXELS, rng, effort)
+
+
+each_network = pytest.mark.parametrize("name", m.MODEL_NAMES)
+
+
+@each_network
+def test_the_networks_have_learned(name: str) -> None:
+    assert found(name).clean.mean() >= 0.7  # guessing: 0.2
+
+
+@each_network
+def test_accuracy_falls_to_zero_as_epsilon_grows(name: str) -> None:
+    worst = found(name).right["worst_case"].mean(axis=1)
+    assert found(name).clean.mean() > worst[0] > worst[1] >= worst[2] == 0
+
+
+@each_network
+def test_many_steps_are_at_least_as_strong_as_one(name: str) -> None:
+    right = found(name).right
+    for suffix in trained(name).network.losses:
+        assert not (right["iterated" + suffix] & ~right["fgsm" + suffix]).any()
+    assert right["gradients"].sum() < right["fgsm"].sum()
+
+
+@each_network
+def test_more_steps_are_at_least_as_strong_as_fewer(name: str) -> None:
+    it = trained(name)
+    loss = it.network.losses["_margin"]
+    values = [loss(it.network.scores(it.attacked("_margin", 0.1, n, stop=False)), it.labels)[0] for n in (0, 1, 5, 40)]
+    for fewer, more in itertools.pairwise(values):
+        assert fewer.mean() < more.mean()
+        assert (fewer > 0).sum() <= (more > 0).sum()
+    for rounds in found(name).convergence:
+        accuracies = list(rounds.values())
+        assert accuracies == sorted(accuracies, reverse=True)
+        assert list(rounds) == [5 * 2**k for k in range(len(rounds))]
+        assert max(rounds) == 40 or accuracies[-2] - accuracies[-1] < 0.01
+        assert all(before - after >= 0.01 for before, after in itertools.pairwise(accuracies[:-1]))
+
+
+@each_network
+def test_knowing_the_network_is_at_least_as_strong_as_knowing_another_one(name: str) -> None:
+    right = found(name).right
+    for other in trained(name).others:
+        assert (right["iterated_margin"].sum(axis=1) <= right[other].sum(axis=1)).all()
+        assert right[other][-1].sum() < found(name).clean.sum()  # which misleads as well
+
+
+@each_network
+def test_a_search_without_gradients_wins_by_no_more_than_a_point(name: str) -> None:
+    it, right = trained(name), found(name).right
+    assert (right["gradients"].mean(axis=1) - right["worst_case"].mean(axis=1)).max() <= 0.01
+    searched = functools.partial(attacks.squares, it.network, it.images, it.labels, EPSILONS[1], bounds=m.PIXELS)
+    margins = [
+        attacks.margin_loss(it.network.scores(searched(n_queries=n, rng=np.random.default_rng(1))), it.labels)[0].mean()
+        for n in (0, 20, 150)
+    ]
+    assert margins[0] < margins[1] < margins[2]
+    alone = ~attacks.misled(it.network, searched(n_queries=150, rng=np.random.default_rng(1)), it.labels)
+    assert (right["gradients"][1] & ~alone).mean() <= 0.01
+
+
+@each_network
+def test_the_worst_case_is_that_of_all_attacks_and_of_smaller_epsilons(name: str) -> None:
+    right = found(name).right
+    assert not (right["worst_case"] & ~np.all(list(right.values()), axis=0)).any()
+    for kind in (kind for name, kind in right.items() if "fgsm" not in name):
+        assert not (kind[1:] & ~kind[:-1]).any()
+        assert not (kind[0] & ~found(name).clean).any()
+
+
+@each_network
+def test_no_pixel_leaves_its_box(name: str) -> None:
+    it, epsilon, rng = trained(name), 0.07, np.random.default_rng(3)
+    start = rng.uniform(-1, 2, it.images.shape).astype(np.float32)
+    for x in (it.attacked("_margin", epsilon, 12), it.attacked("", epsilon, 7, start=start, stop=False),
+              attacks.squares(it.network, it.images, it.labels, epsilon, 9, m.PIXELS, rng)):
+        assert (x.min(), x.max()) == (0, 1)
+        assert np.abs(x - it.images).max() == pytest.approx(epsilon, abs=1e-6)
+        assert x.dtype == np.float32
+
+
+@each_network
+def test_stopping_early_changes_no_answer(name: str) -> None:
+    it = trained(name, "float64")
+    early, late = (it.attacked("_margin", 0.1, 15, stop=stop) for stop in (True, False))
+    answers = attacks.misled(it.network, early, it.labels)
+    np.testing.assert_array_equal(answers, attacks.misled(it.network, late, it.labels))
+    assert answers.any()
+    assert np.abs(early - late)[answers].max() > 0.01
+
+
+def test_starts_are_drawn_from_the_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    it, effort = trained("cnn"), attacks.Effort(first_steps=2, most_steps=4, queries=1)
+    iterated, starts = attacks.iterated, list[Any]()
+
+    def spy(*args: Any, **more: Any) -> Array:
+        starts[-1].append(args[7])
+        return iterated(*args, **more)
+
+    monkeypatch.setattr(attacks, "iterated", spy)
+    for seed in (7, 7, 8):
+        starts.append([])
+        rng = np.random.default_rng(seed)
+        attacks.attack(it.network, {}, it.images, it.labels, (0.02,), m.PIXELS, rng, effort._replace(tolerance=-1))
+    drawn = [[start for start in those if start is not None] for those in starts]
+    assert [len(those) for those in starts] == [8] * 3  # two losses: one step, two steps, four from two starts
+    assert [len(those) for those in drawn] == [4] * 3
+    for one, same, other in zip(*drawn, strict=True):
+        np.testing.assert_array_equal(one, same)
+        assert one.shape != other.shape or np.abs(one - other).max() > 0.01
+        assert np.abs(one.mean() - it.images.mean()) < 0.1
+
+
+# --- Against a well-kept library --------------------------------------------------------------------------------------
+
+
+def art_classifier(it: Trained, loss: attacks.Loss, as_logits: Callable[[Array], Array]) -> Any:
+    """The network as the Adversarial Robustness Toolbox sees it: logits, losses and their gradient."""
+    classification = pytest.importorskip("art.estimators.classification")
+    estimators = pytest.importorskip("art.estimators.estimator")
+    mixins = (estimators.NeuralNetworkMixin, estimators.LossGradientsMixin, classification.ClassifierMixin)
+    classes = (*mixins, estimators.BaseEstimator)
+
+    class Wrapped(*classes):  # type: ignore[misc]
+        input_shape = it.images.shape[1:]
+
+        def predict(self, x: Array, batch_size: int = 128, **_: Any) -> Array:
+            return as_logits(it.network.scores(x.astype(np.float32)))
+
+        def loss_gradient(self, x: Array, y: Array, **_: Any) -> Array:
+            return it.network.gradient(x.astype(np.float32), y.argmax(axis=1), loss)[2]
+
+        def compute_loss(self, x: Array, y: Array, **_: Any) -> Array:
+            return loss(it.network.scores(x.astype(np.float32)), y.argmax(axis=1))[0]
+
+        def fit(self, x: Array, y: Array, batch_size: int = 1, nb_epochs: int = 1, **_: Any) -> None:
+            raise NotImplementedError
+
+        def get_activations(self, *_: Any, **__: Any) -> Array:
+            raise NotImplementedError
+
+    wrapped = Wrapped(model=None, clip_values=m.PIXELS, channels_first=False)
+    wrapped.nb_classes = 5
+    return wrapped
+
+
+def art_accuracy(it: Trained, epsilon: float, n_steps: int, n_starts: int, queries: int) -> dict[str, float]:
+    """Under the library's automatic PGD, on the margin and the cross-entropy, and under its square attack."""
+    evasion = pytest.importorskip("art.attacks.evasion")
+    own = it.network.losses
+    is_odds = "_cross_entropy" in own
+    losses = {"margin": own["_margin"], "cross-entropy": own["_cross_entropy" if is_odds else ""]}
+
+    def as_logits(scores: Array) -> Array:
+        return np.log(scores) - np.log1p(-scores) if is_odds else scores
+
+    # The library draws from the global generator.
+    one_hot, right = np.eye(5)[it.labels], {}
+    np.random.seed(0)  # noqa: NPY002
+    for name, loss in losses.items():
+        pgd = evasion.AutoProjectedGradientDescent(
+            art_classifier(it, loss, as_logits), eps=epsilon, eps_step=2 * epsilon, max_iter=n_steps,
+            nb_random_init=n_starts, loss_type=None, verbose=False, batch_size=len(it.images),
+        )
+        right[name] = ~attacks.misled(it.network, pgd.generate(it.images, one_hot), it.labels)
+    square = evasion.SquareAttack(
+        art_classifier(it, own["_margin"], as_logits), eps=epsilon, max_iter=queries, verbose=False
+    )
+    right["square"] = ~attacks.misled(it.network, square.generate(it.images.copy(), one_hot), it.labels)
+    right["all"] = np.all(list(right.values()), axis=0)
+    return {name: float(one.mean()) for name, one in right.items()}
+
+
+@pytest.mark.parametrize("seed", [101, 102])
+@each_network
+def test_the_library_finds_no_more_than_a_point_more(name: str, seed: int) -> None:
+    """Automatic PGD and the square attack of the Adversarial Robustness Toolbox, where it is installed."""
+    pytest.importorskip("art")
+    library = art_accuracy(trained(name, seed=seed), EPSILONS[1], n_steps=20, n_starts=2, queries=40)
+    ours = found(name, seed, EPSILONS[1:2], attacks.DEFAULT)
+    assert ours.right["worst_case"].mean() <= library["all"] + 0.01
+    assert 0 < library["all"] < library["square"] <= ours.clean.mean()
 
 
 # --- Runs -------------------------------------------------------------------------------------------------------------
@@ -166,10 +400,35 @@ def test_the_networks_are_those_of_the_other_script() -> None:
         assert len(state.history["accuracy"]) == (1 if name == "cnn" else 2)
 
 
-def test_a_run_from_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out, checkpoint = tmp_path / "out.json", tmp_path / "c.npz"
-    argv = [*SMALL, "--epsilons", "0.1,0.5", "--n-attack", "6", "--checkpoint", str(checkpoint)]
-    assert m.main([*argv, "--loss", "spread", "--out-json", str(out)]) == 0
+def test_the_capsnet_is_that_of_the_other_script(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same digits in the same order, at its rates; the CNN has the same name, and so the same initial weights."""
+    config = m.Config(dataset="mnist", data_dir=digits_folder(), network="capsnet", n_epochs=1, seed=104, n_train=64)
+    small = dataclasses.replace(m.capsnet_config(config), n_val=8, conv_channels=3, primary_types=1)
+    resolved = m.affine.resolve_defaults(small, m.affine.make_data(small))
+    monkeypatch.setattr(m, "capsnet_config", lambda config, data=None: resolved if data else small)
+    data, rates, update = m.make_data(config), list[float](), m.affine.update
+    assert isinstance(data, m.affine.Data)
+
+    def spy(state: Any, grads: Any, lr: float, *more: Any) -> None:
+        rates.append(lr)
+        update(state, grads, lr, *more)
+
+    monkeypatch.setattr(m.affine, "update", spy)
+    states = m.train_all(config, data)
+    own, rates[:] = list(rates), []
+    expected = m.affine.train_all(resolved, data, names=["capsnet", "cnn"])
+    assert states["cnn"].history == expected["cnn"].history
+    assert own == rates
+    assert {name: state.step for name, state in states.items()} == {"capsules": 4, "cnn": 4}
+    images, labels = m.attacked_images(dataclasses.replace(config, n_attack=5), data)
+    assert (images.shape, labels.shape) == ((5, 28, 28, 1), (5,))
+
+
+@pytest.mark.parametrize("flags", [[], ["--loss", "cross-entropy"]])
+def test_a_run_from_end_to_end(flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out, checkpoint = tmp_path / "out.json", tmp_path / "c.safetensors"
+    argv = [*SMALL, *flags, "--epsilons", "0.1,0.5", "--n-attack", "6", "--checkpoint", str(checkpoint)]
+    assert m.main([*argv, "--out-json", str(out)]) == 0
     printed, error = capsys.readouterr()
     assert error == ""
     result = json.loads(out.read_text())
@@ -177,17 +436,21 @@ def test_a_run_from_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "epsilon in the range of pixels" in printed.splitlines()[0]
     for name, model in result["models"].items():
         assert model["accuracy"] == result["history"][name]["accuracy"][-1]
-        for kind in ("fgsm", "iterated", "fgsm_log_odds", "iterated_log_odds", "worst_case"):
-            accuracies = result["attack"][name][kind]
+        kinds = result["attack"][name]
+        assert {"fgsm", "fgsm_margin", "iterated", "iterated_margin", "from_other_seed", "worst_case"} < set(kinds)
+        assert ("vote" in kinds) == (name == "capsules")
+        assert ("iterated_cross_entropy" in kinds) == (name == "capsules" and not flags)
+        for kind, accuracies in kinds.items():
             assert list(accuracies) == ["0", "0.1", "0.5"]
-            (line,) = (line for line in printed.splitlines() if line.startswith(f"{name}: {kind.replace('_', ' ')}  "))
+            line = next(line for line in printed.splitlines() if line.startswith(f"{name}: {kind.replace('_', ' ')}  "))
             assert line.split(":")[1].split()[-3:] == [f"{accuracy:.3f}" for accuracy in accuracies.values()]
             for epsilon, accuracy in accuracies.items():
                 assert 0 <= accuracy <= 1
                 assert model[f"{kind}_{epsilon}_accuracy"] == accuracy
+        assert list(result["convergence"][name]) == ["0.1", "0.5"]
 
-    # the same networks attacked again, and by other attacks
-    again = [*argv, "--loss", "spread", "--resume", "--out-json", str(out)]
+    # the same networks attacked again, and by fewer attacks
+    again = [*argv, "--resume", "--out-json", str(out)]
     assert m.main(again) == 0
     assert json.loads(out.read_text())["attack"] == result["attack"]
     assert m.main([*again, "--epsilons", "0.1", "--threads", "2"]) == 0

@@ -24,7 +24,7 @@ import planted_errors
 import smallnorb_novel_viewpoint as views
 from evidence import report
 from fast.workers import SERIAL
-from helpers import DATA, EXPERIMENTS, attacked_by_hand, config_of, smallest, states_of
+from helpers import DATA, EXPERIMENTS, config_of, smallest, states_of
 from more import capsule_attacks as attacks
 from more import conv_matrix_capsules as conv
 from more import mnist_affine_capsnet as affine
@@ -400,63 +400,88 @@ def test_jitter_is_drawn_for_each_image() -> None:
 # --- Attacks: how far a pixel may be moved ----------------------------------------------------------------------------
 
 
-def test_accuracy_under_attack_is_that_of_the_images_out_of_reach(monkeypatch: Patch) -> None:
-    """Pixels are 0.04, 0.12 and 0.3 away from where the answer changes; two of the eight images have no gradient, and
-    the training and held-out images, which are not attacked, are all named wrongly."""
+def attacked_by_hand(answer: Callable[[Array], Array]) -> conv.Model:
+    """A model of two classes: ``answer`` is the logit of the second one for the pixel in the middle, which an attacker
+    finds where its second channel is 0."""
 
     def forward(params: Any, x: Array) -> tuple[Array, Array]:
-        pixel = x[:, 0, 0, 0]
-        return np.stack([0.5 - pixel, pixel - 0.5], axis=1), x
+        logit = answer(x[:, 16, 16, 0])
+        return np.stack([-logit, logit], axis=1), x
 
     def backward(dscores: Array, x: Array, need_dx: bool = False) -> tuple[dict[str, Array], Array]:
         dx = np.zeros_like(x)
-        dx[:, 0, 0, 0] = (dscores[:, 1] - dscores[:, 0]) * (x[:, 0, 0, 1] == 0)
+        dx[:, 16, 16, 0] = (dscores[:, 1] - dscores[:, 0]) * (x[:, 16, 16, 1] == 0)
         return {}, dx
 
-    model = conv.Model(
+    return conv.Model(
         "cnn", fresh_weights, forward, backward, lambda scores, labels, _: views.softmax_cross_entropy(scores, labels)
     )
-    monkeypatch.setattr(conv, "make_models", lambda config: {"cnn": model})
-    distance = np.array([0.04, -0.04, 0.12, -0.12, 0.3, -0.3, 0.04, -0.04])
-    images = np.zeros((8, 32, 32, 2), np.float32)
-    images[:, 0, 0, 0] = 0.5 + distance
-    images[6:, 0, 0, 1] = 1
-    labels = (distance > 0).astype(np.intp)
-    data = conv.Data("voxels", other := conv.Examples(images, 1 - labels), conv.Examples(images, labels), other)
-    config = attacks.Config(dataset="voxels", loss="cross-entropy", epsilons=(0.03, 0.07, 0.2, 0.4))
+
+
+def attacked(
+    model: conv.Model, pixels: Any, labels: Any, patch: Patch, hidden: Any = 0, **more: Any
+) -> tuple[dict[str, list[float]], Any, dict[str, Any]]:
+    """Accuracies by attack and epsilon, what ``attack_all`` found, and the result."""
+    images = np.zeros((len(pixels), 32, 32, 2), np.float32)
+    images[:, 16, 16, 0], images[:, 16, 16, 1] = pixels, hidden
+    patch.setattr(conv, "make_models", lambda config: {"cnn": model})
+    other = conv.Examples(images, 1 - labels)  # of the training and held out, and not attacked
+    data = conv.Data("voxels", other, conv.Examples(images, labels), other)
+    config = attacks.Config(dataset="voxels", loss="cross-entropy", **more)
     states = {"cnn": TrainState("cnn", fresh_weights(np.random.default_rng(0)))}
-    by_epsilon = {"0": 1.0, "0.03": 1.0, "0.07": 0.75, "0.2": 0.5, "0.4": 0.25}
-    expected = {"fgsm": by_epsilon, "iterated": by_epsilon, "worst_case": by_epsilon}
-    assert attacks.attack_all(config, states, data) == {"cnn": expected}
-    few = attacks.attack_all(dataclasses.replace(config, n_attack=2), states, data)
-    assert few["cnn"]["fgsm"] == {"0": 1.0, "0.03": 1.0, "0.07": 0.5, "0.2": 0.5, "0.4": 0.5}  # the first and the last
+    states["cnn"].append({"accuracy": 1.0})
+    patch.setattr(attacks, "train_all", lambda *args, **more: states)
+    found = attacks.attack_all(config, states, data)
+    result = attacks.make_result(config, states, found, data)
+    return (
+        {kind: list(by_epsilon.values()) for kind, by_epsilon in result["attack"]["cnn"].items()},
+        found["cnn"],
+        result,
+    )
+
+
+def test_accuracy_under_attack_is_that_of_the_images_out_of_reach(monkeypatch: Patch) -> None:
+    """Pixels are 0.04, 0.12 and 0.3 away from where the answer changes. Two of the eight images have no gradient:
+    the search finds their pixel."""
+    distance = np.array([0.04, -0.04, 0.12, -0.12, 0.3, -0.3, 0.04, -0.04])
+    labels, hidden = (distance > 0).astype(np.intp), np.repeat([0, 1], (6, 2))
+    model, of = attacked_by_hand(lambda pixel: pixel - 0.5), {"epsilons": (0.03, 0.07, 0.2, 0.4)}
+    right, found, result = attacked(model, 0.5 + distance, labels, monkeypatch, hidden, **of)
+    by_gradient = [1.0, 1.0, 0.75, 0.5, 0.25]
+    assert right.pop("worst_case") == [1.0, 1.0, 0.5, 0.25, 0.0]
+    with_starts = right.pop("gradients")  # a random start may lie beyond it
+    assert all(a <= b for a, b in zip(with_starts, by_gradient, strict=True))
+    assert [list(rounds.values())[-1] for rounds in found.convergence] == with_starts[1:]
+    assert right == dict.fromkeys(
+        ("fgsm", "iterated", "fgsm_margin", "iterated_margin", "from_other_seed"), by_gradient
+    )
+    assert result["models"]["cnn"]["worst_case_0.2_accuracy"] == 0.25
+    few, *_ = attacked(model, 0.5 + distance, labels, monkeypatch, hidden, n_attack=2, **of)
+    assert few["fgsm"] == [1.0, 1.0, 0.5, 0.5, 0.5]  # the first and the last
 
 
 def test_an_image_that_was_misread_once_counts_as_misread_at_every_larger_epsilon(monkeypatch: Patch) -> None:
-    model, examples, config = attacked_by_hand()
-    monkeypatch.setattr(conv, "make_models", lambda config: {"capsules": model})
-    data = conv.Data("strokes", examples, examples)
-    states = {"capsules": TrainState("capsules", {})}
-    found = attacks.attack_all(config, states, data)["capsules"]
-    wrong = {kind: [round(6 * (1 - a)) for a in v.values()] for kind, v in found.items()}
-    assert wrong == {
-        "fgsm": [1, 2, 1, 1],  # which rises
-        "iterated": [1, 2, 1, 1],
-        "fgsm_log_odds": [1, 2, 2, 1],
-        "iterated_log_odds": [1, 2, 2, 1],
-        "worst_case": [1, 2, 5, 5],
-    }
-    result = attacks.make_result(config, states, {"capsules": found}, data)
-    assert result["models"]["capsules"]["worst_case_0.3_accuracy"] == pytest.approx(1 / 6)
+    """Pixels between 0.59 and 0.61 are misread: one step of 0.1 ends there, one of 0.3 beyond it. The second image is
+    misread from the start, and does not count among those that all networks classify correctly; the third is never
+    misread; the fourth has no gradient, and the search finds it with an epsilon of 0.1 alone."""
+    model, labels = attacked_by_hand(lambda pixel: 0.01 - np.abs(pixel - 0.6)), np.zeros(4, np.intp)
+    pixels, epsilons = [0.5, 0.6, 0.05, 0.5], (0.04, 0.1, 0.3, 0.45)
+    right, _, result = attacked(model, pixels, labels, monkeypatch, [0, 0, 0, 1], epsilons=epsilons)
+    assert [4 * a for a in right["fgsm"]] == [3, 3, 2, 3, 3]  # which rises
+    assert [4 * a for a in right["iterated"]] == [3, 3, 2, 2, 2]
+    assert [4 * a for a in right["gradients"]] == [3, 3, 2, 2, 2]
+    assert [4 * a for a in right["worst_case"]] == [3, 3, 1, 1, 1]
+    assert result["n_both"] == 3
+    assert [round(3 * a) for a in result["attack_of_both"]["cnn"]["worst_case"].values()] == [3, 3, 1, 1, 1]
+    assert result["models"]["cnn"]["fgsm_0.1_of_both_accuracy"] == pytest.approx(2 / 3)
 
 
 def test_the_margin_that_is_attacked_is_the_last_of_the_training() -> None:
     activations = np.array([[0.5, 0.1, 0.0], [1.0, 0.05, 0.2]])
-    config = attacks.Config(dataset="voxels", loss="spread")
-    model = conv.make_models(attacks.network_config(config))["capsules"]
-    loss, gradient = attacks.attack_losses(model, config)[""](activations, np.array([0, 0]))
-    assert loss == pytest.approx((0.5**2 + 0.4**2 + 0.1**2) / 2)  # a margin of 0.9
-    np.testing.assert_allclose(gradient, [[-0.9, 0.5, 0.4], [-0.1, 0, 0.1]], atol=1e-12)
+    network = attacks.attacked_network(attacks.Config(dataset="voxels"), "capsules", {}, SERIAL)
+    losses, gradient = network.losses[""](activations, np.array([0, 0]))
+    np.testing.assert_allclose(losses, [0.5**2 + 0.4**2, 0.1**2])  # a margin of 0.9
+    np.testing.assert_allclose(gradient, [[-1.8, 1.0, 0.8], [-0.2, 0, 0.2]], atol=1e-12)
 
 
 # --- Random numbers, and numbers that are not finite ------------------------------------------------------------------

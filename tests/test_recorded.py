@@ -89,7 +89,7 @@ def check_run(key: str, script: Any, argv: list[str], tolerance: float = 1e-6) -
     ):
         assert script.main(argv) == 0
     ((result, _),) = results
-    ((session, n_steps),) = (call.args for call in trainings.call_args_list)
+    (session, n_steps), *_ = (call.args for call in trainings.call_args_list)
     for name, state in session.trained.items():  # as the progress bar has it
         assert state.step == n_steps(name) or getattr(config, "match_accuracy", None)
     kept = {name: part for name, part in result.items() if name not in ("config", "version")}

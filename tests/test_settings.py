@@ -75,7 +75,8 @@ UNFIT = {  # flags of each script, and what is said of them
     "capsule_attacks": [
         ("--dataset smallnorb", "--data-dir: --dataset smallnorb needs"),
         ("--data-dir f", "--data-dir: shapes has no files"),
-        ("--dataset strokes --standardize image", "--standardize: strokes is not standardised"),
+        ("--network capsnet", "--network: capsnet needs --dataset mnist or strokes"),
+        ("--dataset strokes --network capsnet --cnn-lr 0.1", "--cnn-lr: not together with --network capsnet"),
         ("--epsilons 0.1,0.1", "--epsilons: 0.1,0.1 does not rise"),
         ("--epsilons 0.2,0.1", "--epsilons: 0.2,0.1 does not rise"),
         ("--epsilons 0.1,0.10000001", "--epsilons: two of them are the same to six digits"),

@@ -188,6 +188,42 @@ def test_networks_of_the_median_seed_are_trained_for_their_curves(monkeypatch: p
     assert any("seed 202, the median of 3" in text.get_text() for text in fig.texts)
 
 
+def test_accuracy_against_steps_and_what_explains_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drawn as measured; measured on a linear network, whose margin rises in one step by what its slope promises."""
+    one = attacks.Attacked([1.0, 0.5], np.array([3.0, 1.0, 2.0]), {"a": 0.25, "b": 0.5})
+    other = attacks.Attacked([0.75, 0.25], np.array([0.5, 0.25]), {"a": 0.125})
+    monkeypatch.setattr(attacks, "STEPS", (1, 10))
+    config = attacks.experiment.Config(network="matrix", seed=103, sizes=(4, 2, 2, 2), n_train=8)
+    data = attacks.experiment.make_data(config)
+    assert isinstance(data, experiment.Data)
+    trained = attacks.Trained(config, data, states_of(attacks.experiment.make_models(config), config), 3)
+    fig = drawn(lambda: attacks.draw_steps({"capsules": one, "cnn": other}, trained))
+    steps, norms, why = fig.axes
+    check_held(steps, lines={"Matrix capsules": [[1, 10], [1, 0.5]], "CNN of equal size": [[1, 10], [0.75, 0.25]]},
+               levels=[0.2])
+    check_held(norms, lines={"line 0": [[0, 0.5, 1], [1, 2, 3]], "line 1": [[0, 1], [0.25, 0.5]]})
+    check_held(why, bars=[[0.25, 0.5], [0.125]])
+    assert [label.get_text() for label in why.get_yticklabels()] == ["a", "b"]
+    assert any("seed 103, the median of 3" in text.get_text() for text in fig.texts)
+
+    def forward(params: Any, x: Any, dropout: Any = None) -> Any:
+        logit = x.sum(axis=(1, 2, 3)) - 2
+        return np.stack([logit, -logit], axis=1), x
+
+    def backward(dscores: Any, x: Any, need_dx: bool = False) -> Any:
+        return {}, np.broadcast_to((dscores[:, 0] - dscores[:, 1])[:, None, None, None], x.shape)
+
+    model = experiment.make_models(experiment.Config())["cnn"]._replace(forward=forward, backward=backward)
+    monkeypatch.setattr(experiment, "make_models", lambda config: {"cnn": model})
+    images = np.zeros((2, 32, 32, 1), np.float32)
+    images[:, 8, 8:12] = np.array([0.5, 0.9], np.float32)[:, None, None]
+    sets = experiment.Data("shapes", data.train, experiment.Examples(images, np.array([1, 0])))
+    found = attacks.measure_attacks(trained._replace(data=sets, states={"cnn": TrainState("cnn", {})}), 1)["cnn"]
+    assert found.accuracies == [0.5, 0.5]  # the first is right, until its pixels rise; the second is wrong anyhow
+    np.testing.assert_allclose(found.norms, 2 * 32)
+    assert list(found.shares.values()) == pytest.approx([1, 0])
+
+
 def test_a_frame_shows_votes_activations_and_accuracies(run: figures.Run) -> None:
     recorder = animation.Recorder(run.config, run.data, [0, 4], SERIAL)
     for step in (0, 4):
