@@ -4,7 +4,8 @@
     python -m explorer.make_explorer_gif --page explorer.html --out explorer.gif
 
 Needs Chromium, its driver and selenium (``requirements-browser.txt``). A seven and a zero are drawn with the mouse, the
-routing goes from one to five iterations, numbers of a capsule are played, and an object is turned.
+routing goes from one to five iterations, numbers of a capsule are moved, and an object is rotated to the view with
+which the page opens.
 """
 
 from __future__ import annotations
@@ -91,30 +92,29 @@ def record(driver: Any, strokes: int = 100, steps: int = 12) -> list[Array]:
             "e.dispatchEvent(new Event('input'))", name, value,
         )  # fmt: skip
 
-    show("#digits .columns")
+    show("body")
     driver.execute_script("document.getElementById('clear').click()")
-    shoot(2)
     for layer, points in enumerate((SEVEN, ZERO)):
         driver.execute_script("document.querySelectorAll('input[name=layer]')[arguments[0]].click()", layer)
         for k in range(min(strokes, len(points) - 1)):
             draw_line(driver, "draw", points[k : k + 2])
             shoot(1 + (len(points) < 5))
     shoot(6)
-    show("#tiles")
-    shoot(4)
+    show("#iterations")
     for t in (1, 2, 3, 4, 5, 3)[: steps + 1]:
         set_value("iterations", t)
         shoot(2)
     show("#dimensions .columns")
-    for d in (1, 6)[:steps]:
+    for slider in driver.find_elements("css selector", "#sliders input")[:2]:
         for k in range(steps + 1):
-            set_value(f"slider{d}", 0.25 * math.sin(2 * math.pi * k / steps))
+            set_value(slider.get_attribute("id"), 0.25 * math.sin(2 * math.pi * k / steps))
             shoot()
-    show("#viewpoint .columns")
+    show("#viewpoint")
+    azimuth = int(driver.execute_script("return explorer.view.azimuth"))
     for k in range(2 * steps + 1):
-        set_value("azimuth", round(60 + 220 * k / (2 * steps)))
+        set_value("azimuth", round(azimuth * k / (2 * steps)))
         shoot()
-    shoot(4)
+    shoot(6)
     return frames
 
 

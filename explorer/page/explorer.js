@@ -515,7 +515,7 @@ function showBars({ lengths }) {
   for (const j of classes) {
     const bar = $(`bar${j}`);
     const rank = digits.named.indexOf(j);
-    bar.className = `bar ${digits.found.includes(j) ? ["first", "second"][digits.colour[rank]] : ""}`;
+    ["first", "second"].forEach((name, k) => bar.classList.toggle(name, digits.found.includes(j) && digits.colour[rank] === k));
     const [length, probability] = empty ? [0, 0] : [lengths[j], digits.cnn[j]];
     bar.querySelector("i").style.width = `${100 * length}%`;
     bar.querySelector(".thin i").style.width = `${100 * probability}%`;
@@ -996,7 +996,7 @@ function setUpDimensions() {
       element("span", { className: "index", textContent: d + 1 }),
       element("label", { id: `name${d}`, htmlFor: `slider${d}` }),
       input,
-      element("output", { id: `slider-value${d}` }),
+      element("span", { className: "out", id: `slider-value${d}` }),
       button));
   }
   $("range").addEventListener("change", setRange);
