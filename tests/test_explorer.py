@@ -34,11 +34,11 @@ from support.checkpoints import load_checkpoint
 from support.figures import with_reported_seed
 from support.output import UserError
 from support.results import git_commit
-from support.run import TrainState
+from support.run import Stream, TrainState, generator
 
 Array = np.ndarray
 PAGE = ROOT / "explorer.html"
-EXACT = "exact.html"
+EXACT, MEASURED = "exact.html", "measured.html"
 MAX_BYTES = 5_000_000
 
 
@@ -83,7 +83,9 @@ def evidence_of(config: Any, params: dict[str, Array], images: Array) -> tuple[A
         one, two = ((x - first) ** 2).sum(), ((x - np.maximum(first, second)) ** 2).sum()
         down, up = x[1:, 1:] - x[:-1, :-1], x[:-1, 1:] - x[1:, :-1]
         outline = np.sqrt((down**2 + up**2) / 2).sum()
-        rows.append((lengths.max(), 1 - two / one, 1 - one / (x**2).sum(), 1 - two / (x**2).sum(), 2 * x.sum() / outline))
+        rows.append(
+            (lengths.max(), 1 - two / one, 1 - one / (x**2).sum(), 1 - two / (x**2).sum(), 2 * x.sum() / outline)
+        )
     return tuple(np.array(rows).T)
 
 
@@ -484,6 +486,368 @@ def test_objects_are_drawn_as_by_numpy(exact: Any) -> None:
         np.testing.assert_allclose(theirs, image.ravel(), atol=1e-5)
 
 
+# --- In a browser: what the page says it measured, against a second computation ------------------------------------------
+
+STUDIES = {
+    "multimnist_capsnet": {"n": 7, "mean": 0.0123, "low": -0.0045, "high": 0.0291, "capsules": 0.6123, "cnn": 0.6},
+    "smallnorb_novel_viewpoint": {"n": 11, "mean": -0.0234, "low": -0.0456, "high": -0.0012, "capsules": 0.51, "cnn": 0.5334},
+}  # fmt: skip
+
+
+def coarse(w: Array) -> tuple[Array, Array]:
+    """Of eleven levels, so that rounding changes answers."""
+    scale = np.maximum(np.abs(w).reshape(-1, w.shape[-1]).max(axis=0) / 5, 1e-30).astype(np.float32)
+    return np.rint(w / scale).astype(np.int8), scale
+
+
+@pytest.fixture(scope="module")
+def measured(driver: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A page of networks that were trained for a few steps and are rounded coarsely: what is measured of them before and
+    after rounding, on test and on training digits, by capsules and by CNNs, is each another number."""
+    config = digits.Config(
+        dataset="mnist", data_dir=digits_folder(), n_test=300, n_train=640, n_epochs=1, batch_size=32, conv_channels=6,
+        primary_types=3, decoder=(24, 40), seed=101,
+    )  # fmt: skip
+    view_config = views.Config(
+        **(
+            views.Config.defaults({"dataset": "shapes"})
+            | {"dataset": "shapes", "n_epochs": 1, "cnn_epochs": 1, "seed": 107}
+        )
+    )
+    data, view_data = digits.make_data(config), views.make_data(view_config)
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()):
+        for name, value in {"quantised": coarse, "N_CHOICE": 50, "RARE": 0.1}.items():
+            patch.setattr(explorer, name, value)
+        patch.setattr(explorer, "study", lambda path, *_: STUDIES[path.parent.name])
+        states = digits.train_all(config, data, names=explorer.DIGIT_MODELS)
+        view_states = views.train_all(view_config, view_data, names=explorer.VIEW_MODELS)
+        parts = {
+            "viewpoint": explorer.viewpoint_part(view_config, view_states),
+            "digits": explorer.digits_part(config, states, data._replace(name="mnist"), 1),
+        }
+        page = tmp_path_factory.mktemp("measured") / MEASURED
+        page.write_bytes(explorer.make_page(parts))
+    _, tensors = unpacked(page.read_text())
+    pool = {key.removeprefix("pool."): w for key, w in tensors["digits"].items() if key.startswith("pool.")}
+    capsnet = {key: w for key, w in tensors["digits"].items() if not key.startswith("pool.") and key != "examples"}
+    rounded = {name: {key.removeprefix(f"{name}."): w for key, w in tensors["viewpoint"].items() if key.startswith(name)}
+               for name in explorer.VIEW_MODELS}  # fmt: skip
+    opened(driver, page)
+    return SimpleNamespace(
+        driver=driver, config=config, view_config=view_config, data=data, view_data=view_data,
+        trained={name: state.params for name, state in (*states.items(), *view_states.items())},
+        rounded={"capsnet": capsnet, "cnn_pool": pool, **rounded},
+    )  # fmt: skip
+
+
+def percentages(text: str) -> list[float]:
+    return [float(number.replace("−", "-")) for number in re.findall(r"([-−+]?[\d.]+)\xa0%", text)]
+
+
+def numbers(text: str) -> list[float]:
+    return [float(number.replace("−", "-").replace(",", "")) for number in re.findall(r"[-−+]?\d[\d,]*\.?\d*", text)]
+
+
+def digit_scores(m: Any, name: str, params: dict[str, Array], images: Array, iterations: int = 3) -> Array:
+    if name == "capsnet":
+        return digits.capsnet_forward(params, images, dataclasses.replace(m.config, routing_iters=iterations))[0]
+    return digits.make_models(m.config)["cnn_pool"].assess(params, m.data.test)[0]
+
+
+def pairs_right(scores: Array, labels: Array) -> tuple[float, float]:
+    """The parts of images with both digits among the two highest scores, and of digits that are among them."""
+    hits = np.array([[label in row.argsort()[-2:] for label in pair] for row, pair in zip(scores, labels, strict=True)])
+    return hits.all(axis=1).mean(), hits.mean()
+
+
+def view_scores(m: Any, name: str, params: dict[str, Array], images: Array) -> Array:
+    return views.make_models(m.view_config)[name].forward(params, images)[0]
+
+
+def test_the_table_of_accuracies(measured: Any) -> None:
+    m, test = measured, measured.data.test
+    expected = []
+    for name in explorer.DIGIT_MODELS:
+        before, after = (
+            pairs_right(digit_scores(m, name, p[name], test.images), test.labels) for p in (m.trained, m.rounded)
+        )
+        expected += [[before[k], after[k]] for k in (0, 1)]
+    for name in explorer.VIEW_MODELS:
+        for split in (m.view_data.familiar, m.view_data.held_out):
+            expected.append([(view_scores(m, name, p[name], split.images).argmax(axis=1) == split.labels).mean()
+                             for p in (m.trained, m.rounded)])  # fmt: skip
+    assert len(np.unique(np.round(expected, 4))) == 16  # or a number in another's place would not be seen
+    rows = m.driver.execute_script(
+        "return [...document.querySelectorAll('#accuracy tbody tr')].map((tr) => [...tr.cells].map((td) => td.textContent))"
+    )
+    shown = [[percentages(cell)[0] for cell in row[2:]] for row in rows]
+    np.testing.assert_allclose(shown, 100 * np.array(expected), atol=0.0051)
+    assert [row[0] for row in rows] == ["CapsNet"] * 2 + ["CNN with pooling"] * 2 + ["matrix capsules"] * 2 + [
+        "CNN, as many parameters"
+    ] * 2
+    assert ["held-out" in row[1] for row in rows] == [False] * 4 + [False, True] * 2
+    assert ["both" in row[1] for row in rows] == [True, False] * 2 + [False] * 4
+    better = text_of(m.driver, "better")
+    assert percentages(better)[:2] == pytest.approx([100 * expected[0][1], 100 * expected[2][1]], abs=0.0501)
+    assert ("the capsules are better" in better) == (expected[0][1] > expected[2][1])
+    even = pairs_right(digit_scores(m, "capsnet", m.rounded["capsnet"], test.images, 1), test.labels)[0]
+    assert abs(even - expected[0][1]) > 0.002
+    assert percentages(text_of(m.driver, "even-text"))[-2:] == pytest.approx(
+        [100 * expected[0][1], 100 * even], abs=0.0501
+    )
+    assert f"On {len(test.labels)} test images" in better
+
+
+def test_the_studies(measured: Any) -> None:
+    for place, name in (("better", "multimnist_capsnet"), ("study", "smallnorb_novel_viewpoint")):
+        said, study = text_of(measured.driver, place), STUDIES[name]
+        said = said[said.index("Over ") :]
+        expected = [
+            study["n"],
+            100 * study["capsules"],
+            100 * study["cnn"],
+            100 * study["mean"],
+            95,
+            100 * study["low"],
+            100 * study["high"],
+        ]
+        assert numbers(said) == pytest.approx(expected, abs=0.0501), said
+
+
+def test_the_rule_of_one_digit_or_two(measured: Any) -> None:
+    """Its bounds come from training digits, its percentages from test digits."""
+    m, params = measured, measured.rounded["capsnet"]
+    choice = m.data.train.render(m.data.train.draw(generator(m.config.seed, Stream.EVALUATION, 1), 50))
+    single, double = (evidence_of(m.config, params, images) for images in (choice.sources[:, 0], choice.images))
+    bounds = np.unique(np.concatenate([single[1], double[1]]))
+    wrong = [max((single[1] >= bound).mean(), (double[1] < bound).mean()) for bound in bounds]
+    explains = round(float(bounds[int(np.argmin(wrong))]), 3)
+    longest, share, one, two, width = np.concatenate([single, double], axis=1)
+    rule = {
+        "explains": explains,
+        "least": round(float(np.quantile(longest, 0.1)), 3),
+        "explained": round(float(np.quantile(np.where(share >= explains, two, one), 0.1)), 3),
+        "widest": round(float(width.max()), 2),
+    }
+    found = [digits_found(m.config, params, images, rule) for images in (m.data.test.sources[:, 0], m.data.test.images)]
+    parts = [(found[0] == 1).mean(), (found[1] == 2).mean()]
+    assert parts[0] != parts[1]
+    stated = m.driver.execute_script("return about.digits.naming")
+    assert stated == pytest.approx({**rule, "nChoice": 50, "one": parts[0], "two": parts[1]}, abs=0.0011)
+    said = numbers(text_of(m.driver, "naming"))
+    expected = [
+        100 * rule["explains"],
+        rule["least"],
+        100 * rule["explained"],
+        rule["widest"],
+        50,
+        300,
+        100 * parts[0],
+        100 * parts[1],
+    ]
+    assert said == pytest.approx(expected, abs=0.0501)
+    assert "chosen on 50 composites of training digits" in text_of(m.driver, "naming")
+    # On single images, as the browser finds them.
+    asked = m.driver.execute_script("""
+        return arguments[0].map((image) => {
+            layers.forEach((layer) => { layer.exact = Float32Array.from(image); layer.used = true; });
+            updateDigits();
+            return [digits.found.length, digits.share, digits.explained, digits.width, digits.reasons.length];
+        });""", [image.ravel().tolist() for image in (*m.data.test.images[:6], *m.data.test.sources[:6, 0])])  # fmt: skip
+    images = np.concatenate([m.data.test.images[:6], m.data.test.sources[:6, 0]])
+    longest, share, one, two, width = evidence_of(m.config, params, images)
+    explained = np.where(share >= stated["explains"], two, one)
+    np.testing.assert_allclose(
+        [row[1:4] for row in asked], np.stack([share, explained, width], axis=1), rtol=1e-3, atol=1e-3
+    )
+    assert [row[0] for row in asked] == digits_found(m.config, params, images, stated).tolist()
+    assert len({row[0] for row in asked}) > 1
+    m.driver.execute_script("showExample(0); updateDigits()")
+
+
+def test_the_names_of_the_dimensions_and_their_signs(measured: Any) -> None:
+    m, params = measured, measured.rounded["capsnet"]
+    signs = []
+    for label in (2, 7):
+        rows = np.flatnonzero((m.data.test.labels == label).any(axis=1))[: explorer.N_CAPSULES]
+        v = digits.capsnet_forward(params, m.data.test.images[rows], m.config)[1].v[:, label]
+        spread = {key: x.std() for key, x in explorer.shape_measures(explorer.pictures_of(params, v, label)).items()}
+        m.driver.execute_script("chooseCapsule(arguments[0])", label)
+        for d in range(digits.CAPSULE_SIZE):
+            more, less = v.copy(), v.copy()
+            more[:, d] += 0.25
+            less[:, d] -= 0.25
+            high, low = (explorer.shape_measures(explorer.pictures_of(params, x, label)) for x in (more, less))
+            effects = {key: (high[key].mean() - low[key].mean()) / spread[key] for key in spread if spread[key] > 0.05}
+            name = max(effects, key=lambda key: abs(effects[key]))
+            said = text_of(m.driver, f"name{d}")
+            if abs(effects[name]) < 0.495:
+                assert said == "no single effect"
+            elif abs(effects[name]) > 0.505:
+                assert said.startswith(f"{name} ")
+                assert numbers(said) == pytest.approx([effects[name]], abs=0.0051)
+                signs.append(np.sign(effects[name]))
+    assert {-1, 1} <= set(signs)
+
+
+def test_the_answers_of_each_iteration(measured: Any) -> None:
+    m, params = measured, measured.rounded["capsnet"]
+    image = np.array(m.driver.execute_script("showExample(2); updateDigits(); return Array.from(digits.image)"))
+    image = image.reshape(1, 36, 36).astype(np.float32)
+    lengths = [digit_scores(m, "capsnet", params, image, t)[0] for t in (1, 2, 3, 4, 5)]
+    for t in (2, 5):
+        m.driver.execute_script("setRouting(arguments[0], false); updateAnswer()", t)
+        said = text_of(m.driver, "even-text")
+        routed, even = said.split("With even couplings: ")
+        assert f"Routed, iteration {t}: " in routed
+        for text, length in ((routed.split(": ")[1], lengths[t - 1]), (even.split(". ")[0], lengths[0])):
+            order = np.argsort(-length)[:2]
+            expected = [x for j in order for x in (j, length[j])]
+            assert numbers(text) == pytest.approx(expected, abs=0.0051)
+        bars = m.driver.execute_script(
+            "return [...document.querySelectorAll('.bar .value')].map((e) => Number(e.textContent))"
+        )
+        np.testing.assert_allclose(bars, lengths[t - 1], atol=0.0051)
+    assert np.abs(lengths[1] - lengths[4]).max() > 0.02
+    m.driver.execute_script("setRouting(3, false); updateAnswer()")
+
+
+def test_the_sum_of_the_votes_and_their_table_as_csv(measured: Any) -> None:
+    m, params = measured, measured.rounded["capsnet"]
+    image = np.array(
+        m.driver.execute_script("showExample(3); setRouting(3, false); updateDigits(); return Array.from(digits.image)")
+    )
+    _, cache = digits.capsnet_forward(params, image.reshape(1, 36, 36).astype(np.float32), m.config, digits.PLAIN)
+    votes = np.einsum("ip,ipjd->jid", cache.routing.u[0], params["routing.w"])
+    for j in (1, 6):
+        m.driver.execute_script("chooseCapsule(arguments[0])", j)
+        c, c1 = (cache.routing.c[t][0].T[j] for t in (2, 0))
+        total, total1 = ((x * np.linalg.norm(votes[j], axis=1)).sum() for x in (c, c1))
+        length, length1 = (np.linalg.norm(x @ votes[j]) for x in (c, c1))
+        said = numbers(text_of(m.driver, "walk-text"))
+        assert said[:2] == [len(c), j]
+        assert said[2:4] == pytest.approx([total, length], abs=0.0051)
+        assert said[4:] == pytest.approx([100 * length / total, 100 * length1 / total1], abs=0.51)
+        pair, ends = m.driver.execute_script(
+            "const pair = mostVaried(dimensions.digit); return [pair, walkOf(routed(), dimensions.digit, pair).ends]"
+        )
+        assert pair == np.argsort(-votes[j].var(axis=0), kind="stable")[:2].tolist()
+        steps = (c[:, None] * votes[j])[:, pair].reshape(-1, m.config.primary_types, 2).sum(axis=1)
+        np.testing.assert_allclose(ends, np.concatenate([np.zeros((1, 2)), steps.cumsum(axis=0)]), atol=1e-4)
+        header, *rows = [line.split(",") for line in m.driver.execute_script("return votesText()").splitlines()]
+        table = {name: np.array(column, float) for name, column in zip(header, zip(*rows, strict=True), strict=True)}
+        np.testing.assert_allclose(table["coupling"], c, atol=1e-5)
+        np.testing.assert_allclose(np.stack([table[f"vote{d + 1}"] for d in range(16)], axis=1), votes[j], atol=1e-5)
+        np.testing.assert_allclose(table["agreement"], votes[j] @ (cache.v[0, j]), atol=1e-4)
+        side, types = m.config.primary_side, m.config.primary_types
+        place = np.arange(side * side * types)
+        np.testing.assert_array_equal(table["row"], place // types // side + 1)
+        np.testing.assert_array_equal(table["column"], place // types % side + 1)
+        np.testing.assert_array_equal(table["type"], place % types + 1)
+
+
+def test_the_held_out_azimuths(measured: Any) -> None:
+    m = measured
+    azimuths = np.arange(0, 360, 5)
+    held_out = (azimuths >= 200) & (azimuths <= 330)
+    said = []
+    for label, elevation in ((0, 30), (1, 20), (3, 50), (4, 10)):
+        points = views.points_of(m.view_config)
+        images = views.render_voxels(np.full(72, label), azimuths, np.full(72, elevation), None, points)
+        images = views.standardized(images) if m.view_config.standardize == "image" else images
+        right = [view_scores(m, name, m.rounded[name], images).argmax(axis=1) == label for name in explorer.VIEW_MODELS]
+        m.driver.execute_script(
+            "$('ring-count').textContent = ''; setView(arguments[1], arguments[2]); selectObject(arguments[0])",
+            label,
+            90,
+            elevation,
+        )
+        text = settled(m.driver, lambda: text_of(m.driver, "ring-count"))
+        expected = [27, right[0][held_out].sum(), right[1][held_out].sum()]
+        assert numbers(text) == expected, (text, expected)
+        said.append(tuple(expected[1:]))
+        filled = m.driver.execute_script(
+            "return view.fields.map((pair) => pair.map((e) => !e.style.stroke.includes('track')))"
+        )
+        np.testing.assert_array_equal(np.array(filled).T, right)
+        for azimuth, words in ((150, "within the trained range"), (155, "neither network was trained on")):
+            m.driver.execute_script("setView(arguments[0], arguments[1]); updateView()", azimuth, elevation)
+            assert words in text_of(m.driver, "verdict")
+            k = azimuth // 5
+            assert [
+                ": the capsules are right" in text_of(m.driver, "verdict"),
+                "the CNN is right" in text_of(m.driver, "verdict"),
+            ] == [right[0][k], right[1][k]]
+    assert any(a != b for a, b in said)
+
+
+def test_the_page_opens_where_the_networks_differ_most(measured: Any) -> None:
+    m, azimuths = measured, np.arange(200, 331, 5)
+    opening = m.driver.execute_script("return part.opening")
+    differences = {}
+    for label in range(5):
+        for elevation in range(10, 51, 10):
+            images = views.render_voxels(
+                np.full(27, label), azimuths, np.full(27, elevation), None, views.points_of(m.view_config)
+            )
+            images = views.standardized(images) if m.view_config.standardize == "image" else images
+            right = [
+                view_scores(m, name, m.rounded[name], images).argmax(axis=1) == label for name in explorer.VIEW_MODELS
+            ]
+            differences[label, elevation] = right, abs(int(right[0].sum()) - int(right[1].sum()))
+    right, difference = differences[opening["object"], opening["elevation"]]
+    assert difference == max(d for _, d in differences.values()) > 0
+    k = int(np.flatnonzero(azimuths == opening["azimuth"])[0])
+    assert right[0][k] != right[1][k]
+    m.driver.execute_script("restore('')")
+    assert m.driver.execute_script("return [view.object, view.azimuth, view.elevation]") == [
+        opening["object"],
+        opening["azimuth"],
+        opening["elevation"],
+    ]
+    assert f"shape {opening['object'] + 1} at elevation {opening['elevation']}°" in text_of(m.driver, "study")
+
+
+def test_the_numbers_of_em_routing_in_the_plane(measured: Any) -> None:
+    driver, rng = measured.driver, np.random.default_rng(100)
+    for t in (1, 3):
+        votes = np.round(rng.uniform(-3, 3, (1, 4, 2, 2)), 1)
+        votes[0, :3, 0] = votes[0, 0, 0] + 0.3 * rng.normal(size=(3, 2)).round(1)
+        driver.execute_script(
+            "plane.votes = arguments[0]; PLANE.iterations = arguments[1]; updatePlane();", votes.ravel().tolist(), t
+        )
+        beta = driver.execute_script("return [PLANE.betaA, PLANE.floor]")
+        mu, a, cache = views.em_routing_forward(
+            votes, np.ones((1, 4)), np.full(2, beta[0]), np.zeros(2), [1.0] * t, beta[1]
+        )
+        last = cache.m_steps[-1]
+        costs = 0.5 * np.log(last.sigma_sq[0]) * last.mass[0][:, None]
+        rows = driver.execute_script(
+            "return [...document.querySelectorAll('#assignments tbody tr')].map((tr) => [...tr.cells].map((c) => c.textContent))"
+        )
+        expected = [*last.r[0], last.mass[0], *[x.reshape(2, 2) for x in (mu[0], last.sigma_sq[0], costs)], a[0]]
+        assert [row[0] for row in rows] == [
+            "child 1",
+            "child 2",
+            "child 3",
+            "child 4",
+            "sum R",
+            "mean μ",
+            "variance σ²",
+            "cost",
+            "activation a",
+        ]
+        for row, values in zip(rows, expected, strict=True):
+            shown = [x for cell in row[1:] for x in numbers(cell)]
+            np.testing.assert_allclose(shown, np.ravel(values), atol=0.0051, err_msg=row[0])
+        for j, line in enumerate(
+            driver.execute_script("return [...$('plane-equation').children].map((e) => e.textContent)")
+        ):
+            z = beta[0] - costs[j].sum()
+            assert numbers(line) == pytest.approx([beta[0], -costs[j][0], -costs[j][1], z, a[0, j]], abs=0.0051)
+            assert 1 / (1 + math.exp(-z)) == pytest.approx(a[0, j], abs=1e-6)
+
+
 # --- In a browser: the committed page as a person uses it -------------------------------------------------------------
 
 
@@ -586,7 +950,9 @@ def test_a_second_finger_does_not_join_the_line(page: Any) -> None:
         touch("touchMove", (0, 0.3, 0.4 + k / 20), (1, 0.8, 0.8))
     touch("touchEnd")
     page.execute_cdp_cmd("Emulation.setTouchEmulationEnabled", {"enabled": False})
-    points = page.execute_script("return drawing.strokes.flatMap(({ points }) => points).map(({ x }) => x / LAYER_SIDE)")
+    points = page.execute_script(
+        "return drawing.strokes.flatMap(({ points }) => points).map(({ x }) => x / LAYER_SIDE)"
+    )
     assert len(points) > 3
     assert max(points) < 0.35
 
@@ -927,7 +1293,7 @@ def test_one_screen_has_the_pen_both_answers_and_both_reconstructions(size: tupl
     show_as(page, *size)
     page.execute_script("scrollTo(0, 0)")
     longest = 0
-    for example in range(page.execute_script("return about.digits.labels.length")):
+    for example in range(0, page.execute_script("return about.digits.labels.length"), 4):
         page.execute_script("showExample(arguments[0]); updateDigits()", example)
         boxes = np.array(page.execute_script("""
             return ["draw", "undo", "example", "answer", "cnn-answer", "recon0", "recon1"].map((id) => {
@@ -1075,5 +1441,5 @@ def test_nothing_leaves_the_page_and_the_console_is_silent(page: Any) -> None:
     urls = [e["params"]["request"]["url"] for e in events if e["method"] == "Network.requestWillBeSent"]
     assert [url for url in urls if not url.startswith(("file:", "data:", "blob:"))] == []
     files = {url.partition("#")[0].rpartition("/")[2] for url in urls if url.startswith("file:")}
-    assert files <= {PAGE.name, EXACT, "half.html"}
+    assert files <= {PAGE.name, EXACT, MEASURED, "half.html"}
     assert page.get_log("browser") == []
