@@ -33,7 +33,8 @@ from support.settings import float_in, input_path, output_path, parse, setting
 Array = np.ndarray
 Points = Sequence[tuple[float, float]]
 
-WIDTH, HEIGHT = 860, 640  # pixels
+WIDTH, HEIGHT = 960, 800  # pixels: every part that is shown fits in
+PREVIEW = 1200, 630
 SEVEN = [(0.3, 0.25), (0.7, 0.25), (0.45, 0.8)]
 ZERO = [(0.5 + 0.2 * math.sin(0.5 * t), 0.5 - 0.27 * math.cos(0.5 * t)) for t in range(14)]
 START_SECONDS = 60
@@ -68,6 +69,10 @@ def draw_line(driver: Any, canvas_id: str, points: Points) -> None:
     pen.release().perform()
 
 
+def screenshot(driver: Any) -> bytes:
+    return base64.b64decode(driver.execute_cdp_cmd("Page.captureScreenshot", {"format": "png"})["data"])
+
+
 def record(driver: Any, strokes: int = 100, steps: int = 12) -> list[Array]:
     """Frames (HEIGHT, WIDTH, 3) of an open page; ``strokes``: of each digit at most; ``steps``: of each movement."""
     frames: list[Array] = []
@@ -82,8 +87,7 @@ def record(driver: Any, strokes: int = 100, steps: int = 12) -> list[Array]:
     def shoot(n: int = 1) -> None:
         """The page after two frames of the screen, ``n`` times."""
         driver.execute_async_script("requestAnimationFrame(() => requestAnimationFrame(() => arguments[0]()))")
-        png = driver.execute_cdp_cmd("Page.captureScreenshot", {"format": "png"})["data"]
-        with Image.open(io.BytesIO(base64.b64decode(png))) as image:
+        with Image.open(io.BytesIO(screenshot(driver))) as image:
             frames.extend([np.asarray(image.convert("RGB"))] * n)
 
     def set_value(name: str, value: float) -> None:
@@ -100,7 +104,8 @@ def record(driver: Any, strokes: int = 100, steps: int = 12) -> list[Array]:
             draw_line(driver, "draw", points[k : k + 2])
             shoot(1 + (len(points) < 5))
     shoot(6)
-    show("#iterations")
+    frames.insert(0, frames[-1])  # where the animation does not play, the whole drawing is seen
+    show("#routing .columns")
     for t in (1, 2, 3, 4, 5, 3)[: steps + 1]:
         set_value("iterations", t)
         shoot(2)
@@ -109,7 +114,7 @@ def record(driver: Any, strokes: int = 100, steps: int = 12) -> list[Array]:
         for k in range(steps + 1):
             set_value(slider.get_attribute("id"), 0.25 * math.sin(2 * math.pi * k / steps))
             shoot()
-    show("#viewpoint")
+    show("#viewpoint .columns")
     azimuth = int(driver.execute_script("return explorer.view.azimuth"))
     for k in range(2 * steps + 1):
         set_value("azimuth", round(azimuth * k / (2 * steps)))
@@ -127,6 +132,7 @@ class Config:
 @dataclasses.dataclass(frozen=True)
 class Options:
     out: Path = setting(Path("explorer.gif"), output_path, "File of the animation.", usual=True)
+    preview: Path | None = setting(None, output_path, "Also write the image that a link to the page shows, a PNG.")
 
 
 @script
@@ -144,7 +150,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     with headless_browser(WIDTH, HEIGHT) as driver:
         open_page(driver, config.page)
         frames = record(driver)
+        show_as(driver, *PREVIEW)
+        driver.execute_script("scrollTo(0, 0); explorer.showExample(0)")
+        driver.execute_async_script("setTimeout(arguments[0], 1000)")
+        preview = screenshot(driver)
     print(write_if_changed(options.out, gif_bytes(frames, config.fps)))
+    if options.preview:
+        print(write_if_changed(options.preview, preview))
 
 
 if __name__ == "__main__":

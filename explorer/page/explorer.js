@@ -1524,7 +1524,7 @@ function setUpLink() {
       goTo(anchor.hash.slice(1));
     });
   }
-  addEventListener("hashchange", () => restore());
+  addEventListener("hashchange", ({ newURL }) => restore(new URL(newURL).hash.slice(1)));
   for (const type of ["pointerdown", "keydown"]) addEventListener(type, () => { link.damaged = false; }, true);
   for (const type of ["input", "click", "pointerup", "keyup", "scroll"]) addEventListener(type, rememberSoon);
   $("big").addEventListener("change", setType);
@@ -1641,7 +1641,7 @@ async function begin() {
   requestAnimationFrame(() => requestAnimationFrame(() => { document.documentElement.dataset.ready = "true"; }));
 }
 
-window.explorer = { about, models, digits, dimensions, view, plane, timings, begun: begin() };
+window.explorer = { about, models, digits, dimensions, view, plane, timings, showExample, begun: begin() };
 window.explorer.begun.catch((error) => {
   $("failure").hidden = false;
   $("failure").textContent = `The page could not start: ${error.message}`;
