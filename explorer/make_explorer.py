@@ -428,7 +428,8 @@ def read_page(path: Path) -> tuple[dict[str, Any], str]:
 
 def unpacked(about: Mapping[str, Any], weights: str) -> dict[str, Params]:
     """The networks' parameters as the page has them, by part: the inverse of ``packed``."""
-    blob, params = gzip.decompress(base64.b64decode(weights)), {}
+    blob = gzip.decompress(base64.b64decode(weights))
+    params: dict[str, Params] = {}
     for part in ("digits", "viewpoint"):
         params[part] = {}
         for entry in about[part]["tensors"]:

@@ -70,15 +70,6 @@ function apart(a, b, most = 4) {
   return [percent(a, places), percent(b, places)];
 }
 
-// Milliseconds of the latest update of each kind.
-const timings = {};
-function timed(name, work) {
-  const start = performance.now();
-  const result = work();
-  timings[name] = performance.now() - start;
-  return result;
-}
-
 // Pictures of `side` x `side` grey levels, each in its colour, added up on black.
 function paint(canvas, pictures, colours, side) {
   const image = new ImageData(side, side);
@@ -425,20 +416,17 @@ function coloursOf(recon, pictures) {
 
 // Everything that follows from the drawing.
 function updateDigits() {
-  timed("stroke", () => {
-    const fit = $("fit").checked;
-    digits.pictures = layers.map((layer) => layerPicture(layer, fit));
-    const [first, second] = digits.pictures;
-    digits.image = first.map((value, k) => Math.max(value, second[k])); // as in training
-    timed("forward", () => {
-      digits.result = Networks.capsnet(models.digits, about.digits.config, digits.image, MAX_ITERATIONS);
-    });
-    digits.cnn = Networks.cnnPool(models.pool, about.digits.config, digits.image);
-    digits.width = strokeWidth(digits.image);
-    updateAnswer();
-    paint($("seen"), [digits.image], [WHITE], SIDE);
-  });
-  $("stroke-time").textContent = `${timings.forward.toFixed(0)} ms`;
+  const fit = $("fit").checked;
+  digits.pictures = layers.map((layer) => layerPicture(layer, fit));
+  const [first, second] = digits.pictures;
+  digits.image = first.map((value, k) => Math.max(value, second[k])); // as in training
+  const start = performance.now();
+  digits.result = Networks.capsnet(models.digits, about.digits.config, digits.image, MAX_ITERATIONS);
+  $("stroke-time").textContent = `${(performance.now() - start).toFixed(0)} ms`;
+  digits.cnn = Networks.cnnPool(models.pool, about.digits.config, digits.image);
+  digits.width = strokeWidth(digits.image);
+  updateAnswer();
+  paint($("seen"), [digits.image], [WHITE], SIDE);
 }
 
 // Everything that follows from the number of iterations.
@@ -928,14 +916,11 @@ function updateDimensions() {
 
 // The changed picture and the values beside the sliders.
 function updateSliders() {
-  timed("slider", () => {
-    const picture = Networks.decoder(models.digits, changedCapsule(), dimensions.digit);
-    paint($("after"), [picture], [WHITE], SIDE);
-    for (let d = 0; d < D; d++) {
-      $(`slider${d}`).value = dimensions.offsets[d];
-      $(`slider-value${d}`).textContent = signed(dimensions.offsets[d]);
-    }
-  });
+  paint($("after"), [Networks.decoder(models.digits, changedCapsule(), dimensions.digit)], [WHITE], SIDE);
+  for (let d = 0; d < D; d++) {
+    $(`slider${d}`).value = dimensions.offsets[d];
+    $(`slider-value${d}`).textContent = signed(dimensions.offsets[d]);
+  }
 }
 
 function stopPlaying() {
@@ -1006,7 +991,7 @@ function setUpDimensions() {
 // -------------------------------------------------------------------------------------------------------- 3. a viewpoint
 
 const part = about.viewpoint;
-const view = { ...part.opening, drag: null, poses: [], ringJob: 0 }; // poses: of the class, all round
+const view = { ...part.opening, drag: null, ringJob: 0 };
 const RING_STEP = 5; // degrees
 const VIEW_SIDE = part.config.imageSize;
 
@@ -1020,20 +1005,18 @@ const best = (scores) => scores.indexOf(Math.max(...scores));
 
 // All of the section but the ring's answers, after every step of a drag.
 function updateView() {
-  timed("drag", () => {
-    const { image, capsules, cnn } = answersAt(view.azimuth);
-    paint($("small-view"), [image], [WHITE], VIEW_SIDE);
-    paint($("view"), [Networks.renderVoxels(part.objects[view.object], view.azimuth, view.elevation, 128)], [WHITE], 128);
-    showAnswers("answer-capsules", ACTIVATIONS ? capsules.a : Networks.softmax(capsules.scores), capsules.scores);
-    showAnswers("answer-cnn", Networks.softmax(cnn), cnn);
-    showVerdict(best(capsules.scores), best(cnn));
-    showPose(capsules.mu);
-    $("azimuth").value = view.azimuth;
-    $("elevation").value = view.elevation;
-    $("azimuth-value").textContent = `${Math.round(view.azimuth)}°`;
-    $("elevation-value").textContent = `${Math.round(view.elevation)}°`;
-    showHand();
-  });
+  const { image, capsules, cnn } = answersAt(view.azimuth);
+  paint($("small-view"), [image], [WHITE], VIEW_SIDE);
+  paint($("view"), [Networks.renderVoxels(part.objects[view.object], view.azimuth, view.elevation, 128)], [WHITE], 128);
+  showAnswers("answer-capsules", ACTIVATIONS ? capsules.a : Networks.softmax(capsules.scores), capsules.scores);
+  showAnswers("answer-cnn", Networks.softmax(cnn), cnn);
+  showVerdict(best(capsules.scores), best(cnn));
+  showPose(capsules.mu);
+  for (const name of ["azimuth", "elevation"]) {
+    $(name).value = view[name];
+    $(`${name}-value`).textContent = `${Math.round(view[name])}°`;
+  }
+  showHand();
 }
 
 function showAnswers(id, p, scores) {
@@ -1058,40 +1041,12 @@ function showVerdict(capsules, cnn) {
   tell("verdict", $("verdict").textContent);
 }
 
-// The pose of the object's class as a frame of three arrows, and as numbers.
-const ARROWS = ["var(--cnn)", "var(--third)", "var(--capsules)"];
+// The pose of the object's class, as numbers.
 const POSE_ZERO = 0.05; // smaller entries are shown as 0.0
 const poseOf = (mu) => [...mu.slice(16 * view.object, 16 * (view.object + 1))];
-const arrowEnds = (pose) => [0, 1, 2].map((r) => {
-  const [x, y, z] = pose.slice(4 * r, 4 * r + 3);
-  return [x + 0.35 * z, -y - 0.35 * z]; // from the right and above
-});
 
 function showPose(mu) {
   const pose = poseOf(mu);
-  const ends = arrowEnds(pose);
-  const turn = view.poses.map(arrowEnds); // the same all round
-  const reach = Math.max(...[...turn, ends].flat(2).map(Math.abs));
-  const scale = 86 / Math.max(reach, POSE_ZERO); // arrows that the numbers do not show are not drawn large
-  const at = ([x, y]) => `${(scale * x).toFixed(1)} ${(scale * y).toFixed(1)}`;
-  const svg = $("frame");
-  svg.replaceChildren();
-  [["x", 1, 0], ["y", 0, -1], ["z", 0.35, -0.35]].forEach(([name, x, y]) => { // the axes, as arrowEnds draws them
-    shape(svg, "path", { class: "axis", style: "stroke:var(--edge)", d: `M${-86 * x} ${-86 * y}L${86 * x} ${86 * y}` });
-    shape(svg, "text", { x: 92 * x, y: 92 * y + 4, "text-anchor": "middle" }, name);
-  });
-  ARROWS.forEach((colour, r) => {
-    if (turn.length) {
-      const way = turn.map((frame) => at(frame[r])).join("L");
-      shape(svg, "path", { d: `M${way}Z`, style: `fill:none;stroke:${colour};stroke-width:1.2;opacity:0.45` });
-    }
-  });
-  ARROWS.forEach((colour, r) => {
-    shape(svg, "path", { d: `M0 0L${at(ends[r])}`, style: `stroke:${colour};stroke-width:4.5;stroke-linecap:round` });
-    const [cx, cy] = at(ends[r]).split(" ");
-    shape(svg, "circle", { cx, cy, r: 8, style: `fill:${colour}` });
-    shape(svg, "text", { x: cx, y: Number(cy) + 4, "text-anchor": "middle", style: "fill:var(--card)" }, r + 1);
-  });
   const isZero = pose.every((entry) => Math.abs(entry) < POSE_ZERO);
   $("pose-zero").textContent = isZero ? "Here the pose is zero to one decimal: the activation of this class alone answers. " : "";
   const limit = 6; // entries of this size have the full colour
@@ -1160,14 +1115,12 @@ function showHand() {
 function updateRing() {
   const job = ++view.ringJob;
   const right = [0, 0];
-  const poses = [];
   let [k, nHeldOut] = [0, 0];
   const next = () => {
     if (job !== view.ringJob) return; // a newer one has begun
     for (const stop = Math.min(k + 4, view.fields.length); k < stop; k++) {
       const azimuth = k * RING_STEP;
       const { capsules, cnn } = answersAt(azimuth);
-      poses.push(poseOf(capsules.mu));
       const unseen = part.heldOut === "azimuth" && inRange(azimuth, part.testAzimuths);
       nHeldOut += unseen;
       [capsules.scores, cnn].forEach((scores, n) => {
@@ -1180,8 +1133,6 @@ function updateRing() {
       setTimeout(next);
       return;
     }
-    view.poses = poses;
-    soon(updateView);
     if (nHeldOut) $("ring-count").textContent = `Of ${nHeldOut} held-out azimuths the capsules classify ${right[0]} correctly, the CNN ${right[1]}.`;
   };
   clearTimeout(view.ringTimer);
@@ -1198,7 +1149,6 @@ function setView(azimuth, elevation) {
 
 function selectObject(j) {
   view.object = j;
-  view.poses = [];
   $("pose-title").textContent = `Pose of the class “${part.classes[j]}”`;
   updateRing();
   soon(updateView);
@@ -1265,7 +1215,7 @@ function showNumbers() {
   }
   const { nTest, naming } = about.digits;
   $("naming").textContent = `Trained on pairs alone, the network always has a second capsule. So a second digit is found where redrawing it explains at least ${percent(naming.explains)} of the squared error that the first leaves.`
-    + ` No digit is found where the longest capsule is below ${naming.least}, where less than ${percent(naming.explained)} of the image is explained, or where strokes are wider than ${naming.widest} pixels.`
+    + ` There are three reasons to find none. The longest capsule is below ${naming.least}, less than ${percent(naming.explained)} of the image is explained, or strokes are wider than ${naming.widest} pixels.`
     + ` These bounds were chosen on ${thousands(naming.nChoice)} composites of training digits and as many single ones. On ${thousands(nTest)} test images they find one digit where one is in ${percent(naming.one)}, and two where two are in ${percent(naming.two)}.`;
   const { run } = about.digits;
   $("provenance").textContent = `Two digits: ${run.dataset}, seed ${run.seed}, ${run.epochs} epochs,`
@@ -1328,7 +1278,7 @@ function updatePlane() {
     row("activation a", [0, 1].map((j) => bold(a[j].toFixed(2)))));
   $("plane-equation").replaceChildren(...[0, 1].map((j) => element("span", {},
     `a(${PLANE.names[j]}) = sigmoid(β − costs) = sigmoid(${signed(PLANE.betaA, 0)} ${signed(-costs[j][0])} ${signed(-costs[j][1])}) = sigmoid(${signed(PLANE.betaA - costs[j][0] - costs[j][1])}) = ${a[j].toFixed(2)}`,
-    element("br"))), "A cost is ln σ times R, for each of the two numbers of a vote: votes close together cost little, or less than nothing.");
+    element("br"))), "A cost is ln σ times R, for each of the two numbers of a vote. Votes close together cost little, or less than nothing.");
   $("plane-value").textContent = PLANE.iterations;
   $("plane-iterations").value = PLANE.iterations;
   $("plane-text").textContent = PLANE.iterations === 1
@@ -1412,6 +1362,10 @@ function checksum(text) {
   return sum.toString(36);
 }
 
+function showParts() {
+  for (const e of document.querySelectorAll("[data-part]")) e.classList.toggle("away", e.dataset.part.split(" ").some(hides));
+}
+
 // The section whose heading was passed last.
 function sectionInSight() {
   const passed = SECTIONS.filter((id) => $(id).offsetParent && $(id).getBoundingClientRect().top < innerHeight / 3);
@@ -1470,7 +1424,7 @@ function restore(text = location.hash.slice(1)) {
   lesson.only = read("only", words(SECTIONS), []);
   lesson.hide = read("hide", words([...PARTS]), []);
   for (const id of SECTIONS) $(id).classList.toggle("away", lesson.only.length > 0 && !lesson.only.includes(id));
-  for (const e of document.querySelectorAll("[data-part]")) e.classList.toggle("away", e.dataset.part.split(" ").some(hides));
+  showParts();
   for (const e of document.querySelectorAll("nav a")) e.classList.toggle("away", $(e.hash.slice(1)).classList.contains("away"));
   $("big").checked = read("big", whole(0, 1), 0) === 1;
   setType();
@@ -1562,10 +1516,6 @@ const TOUR = [
   ["view", "An object from a side that neither network has seen. Which network classifies it correctly?", "See the sentence beside the object. The ring shows all sides; over many objects the two are about as good."],
 ];
 
-function showParts() {
-  for (const e of document.querySelectorAll("[data-part]")) e.classList.toggle("away", e.dataset.part.split(" ").some(hides));
-}
-
 function setUpTour() {
   const tour = $("tour");
   let step = 0; // twice the number of the question, and one more where it is answered
@@ -1641,7 +1591,7 @@ async function begin() {
   requestAnimationFrame(() => requestAnimationFrame(() => { document.documentElement.dataset.ready = "true"; }));
 }
 
-window.explorer = { about, models, digits, dimensions, view, plane, timings, showExample, begun: begin() };
+window.explorer = { about, models, digits, dimensions, view, plane, showExample, begun: begin() };
 window.explorer.begun.catch((error) => {
   $("failure").hidden = false;
   $("failure").textContent = `The page could not start: ${error.message}`;
