@@ -1216,7 +1216,7 @@ function showNumbers() {
   const { nTest, naming } = about.digits;
   $("naming").textContent = `Trained on pairs alone, the network always has a second capsule. So a second digit is found where redrawing it explains at least ${percent(naming.explains)} of the squared error that the first leaves.`
     + ` There are three reasons to find none. The longest capsule is below ${naming.least}, less than ${percent(naming.explained)} of the image is explained, or strokes are wider than ${naming.widest} pixels.`
-    + ` These bounds were chosen on ${thousands(naming.nChoice)} composites of training digits and as many single ones. On ${thousands(nTest)} test images they find one digit where one is in ${percent(naming.one)}, and two where two are in ${percent(naming.two)}.`;
+    + ` These bounds were chosen on ${thousands(naming.nChoice)} composites of training digits and as many single ones. Of ${thousands(nTest)} test images of one digit they find one in ${percent(naming.one)}. Of ${thousands(nTest)} of two they find two in ${percent(naming.two)}.`;
   const { run } = about.digits;
   $("provenance").textContent = `Two digits: ${run.dataset}, seed ${run.seed}, ${run.epochs} epochs,`
     + ` ${thousands(about.digits.nTest)} test images; test images 1 to ${about.digits.nExamples} of this page are the first of them.`
@@ -1403,7 +1403,7 @@ function restore(text = location.hash.slice(1)) {
   const wrong = [];
   const read = (key, parse, otherwise) => {
     if (!state.has(key)) return otherwise;
-    const value = parse(state.get(key));
+    const value = parse(state.getAll(key).at(-1)); // what a teacher adds stands last
     if (value !== null) return value;
     wrong.push(key);
     return otherwise;
@@ -1451,8 +1451,7 @@ function restore(text = location.hash.slice(1)) {
   const section = read("s", (word) => (SECTIONS.includes(word) ? word : null), null);
   if (section) goTo(section);
 
-  const [body, sum] = text.split("&z=");
-  const isCut = state.has("v") && checksum(body) !== sum;
+  const isCut = state.has("v") && checksum(text.split("&z=")[0]) !== state.get("z");
   link.damaged = isOther || isCut || wrong.length > 0;
   $("failure").hidden = !link.damaged;
   $("failure").textContent = isOther
@@ -1479,7 +1478,7 @@ function setUpLink() {
     });
   }
   addEventListener("hashchange", ({ newURL }) => restore(new URL(newURL).hash.slice(1)));
-  for (const type of ["pointerdown", "keydown"]) addEventListener(type, () => { link.damaged = false; }, true);
+  for (const type of ["pointerdown", "keydown"]) addEventListener(type, () => { link.damaged = false; $("copied").hidden = true; }, true);
   for (const type of ["input", "click", "pointerup", "keyup", "scroll"]) addEventListener(type, rememberSoon);
   $("big").addEventListener("change", setType);
   $("section-names").textContent = SECTIONS.join(", ");
@@ -1547,7 +1546,7 @@ function setUpTour() {
   $("start-tour").addEventListener("click", () => {
     if (!tour.hidden) return;
     before = stateText();
-    if (lesson.only.length) restore(before.replace(/&only=[^&]*/, ""));
+    if (lesson.only.length) restore(before.replace(/^v=\d+&|&only=[^&]*|&z=.*/g, "")); // it shows every section
     tour.hidden = false;
     document.documentElement.toggleAttribute("data-tour", true);
     show(0);
