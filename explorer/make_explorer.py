@@ -467,7 +467,7 @@ def measured_again(about: Mapping[str, Any], weights: str, data_dir: Path | None
             config, {"capsnet": without("", capsnet), "cnn_pool": without("pool.", pool)}, data, threads
         ),
     }
-    again: dict[str, Any] = {**about, "commit": git_commit()}
+    again: dict[str, Any] = {**about, "measuredCommit": git_commit()}
     for name, part in parts.items():
         again[name] = {**part.about, "tensors": about[name]["tensors"], "offset": about[name]["offset"],
                        "run": about[name]["run"], "study": about[name]["study"]}  # fmt: skip

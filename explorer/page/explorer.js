@@ -1221,7 +1221,8 @@ function showNumbers() {
   $("provenance").textContent = `Two digits: ${run.dataset}, seed ${run.seed}, ${run.epochs} epochs,`
     + ` ${thousands(about.digits.nTest)} test images; test images 1 to ${about.digits.nExamples} of this page are the first of them.`
     + ` Viewpoint: ${part.run.dataset}, seed ${part.run.seed}, ${part.run.epochs} epochs, ${part.nTest} held-out views with noise; this page draws without noise.`
-    + ` Measured by make_explorer.py at commit ${commitText(about.commit)}; text and scripts of commit ${commitText(about.pageCommit)}.`;
+    + ` make_explorer.py took the networks, and their accuracy as trained, at commit ${commitText(about.commit)}.`
+    + ` It measured the rest at commit ${commitText(about.measuredCommit ?? about.commit)}, and wrote text and scripts at commit ${commitText(about.pageCommit)}.`;
 }
 
 // ------------------------------------------------------------------------------------------------ 5. EM routing in a plane
@@ -1299,7 +1300,7 @@ function setUpPlane() {
     soon(updatePlane);
   };
   for (let n = 0; n < 8; n++) {
-    const handle = shape(svg, "g", { tabindex: 0, role: "slider", class: "handle", "aria-label": `Vote of child ${(n >> 1) + 1} for ${PLANE.names[n % 2]}` });
+    const handle = shape(svg, "g", { tabindex: 0, role: "slider", class: "handle", "aria-valuemin": -PLANE.reach, "aria-valuemax": PLANE.reach, "aria-label": `Vote of child ${(n >> 1) + 1} for ${PLANE.names[n % 2]}` });
     shape(handle, "circle", { style: `fill:${COLOUR[n % 2]};stroke:var(--card);stroke-width:1.5` });
     shape(handle, "text", { "text-anchor": "middle", y: -12, class: "strong" }, `${(n >> 1) + 1}${PLANE.names[n % 2]}`);
     handle.addEventListener("pointerdown", (event) => {
