@@ -952,6 +952,8 @@ def test_a_second_finger_does_not_join_the_line(page: Any) -> None:
         touch("touchMove", (0, 0.3, 0.4 + k / 20), (1, 0.8, 0.8))
     touch("touchEnd")
     page.execute_cdp_cmd("Emulation.setTouchEmulationEnabled", {"enabled": False})
+    page.execute_script("penDown({ x: 9, y: 9 }, 'test'); $('undo').click()")  # by another finger
+    assert page.execute_script("return drawing.pen") is None
     points = page.execute_script(
         "return drawing.strokes.flatMap(({ points }) => points).map(({ x }) => x / LAYER_SIDE)"
     )

@@ -60,7 +60,11 @@ function tell(what, text) {
   const first = !(what in told);
   told[what] = text;
   clearTimeout(told.timer);
-  if (!first) told.timer = setTimeout(() => { if (!drawing.pen) $("say").textContent = text; }, 700);
+  const say = () => {
+    if (drawing.pen) told.timer = setTimeout(say, 300);
+    else $("say").textContent = text;
+  };
+  if (!first) told.timer = setTimeout(say, 700);
 }
 
 // Two numbers with as many decimals, one at least, as tell them apart.
@@ -155,7 +159,7 @@ function change(next) {
 }
 
 function redraw(next) {
-  Object.assign(drawing, next);
+  Object.assign(drawing, next, { pen: null });
   layers.forEach((layer, k) => {
     layer.context.clearRect(0, 0, LAYER_SIDE, LAYER_SIDE);
     Object.assign(layer, { exact: null, used: false });
@@ -209,6 +213,7 @@ function beginStroke() {
   const { layer, strokes, example, pen } = drawing;
   const begun = { layer, points: [pen.at] };
   change({ strokes: example < 0 ? [...strokes, begun] : [begun], example: -1 });
+  drawing.pen = pen;
   pen.begun = true;
 }
 function penTo(place) {
@@ -329,7 +334,7 @@ function setUpDrawing() {
     } else if (steps[event.key]) {
       const [dx, dy] = steps[event.key];
       Object.assign(keys, { x: within(keys.x + dx * ZOOM), y: within(keys.y + dy * ZOOM) });
-      if (keys.down) penTo(keys);
+      if (drawing.pen?.id === "keys") penTo(keys);
     } else {
       return;
     }
