@@ -905,7 +905,8 @@ def test_a_seven_drawn_with_the_mouse_is_found(page: Any) -> None:
     settled(page, lambda: pixels_of(page, "seen") != before)
     settled(page, lambda: text_of(page, "answer") == "Capsules: a 7 alone. ")
     assert page.find_elements("css selector", ".bar.first, .bar.second") == [page.find_element("id", "bar7")]
-    assert re.search(r"A \d as second digit explains .* less than 19.3", text_of(page, "why-text"))
+    explains = 100 * page.execute_script("return about.digits.naming.explains")
+    assert re.search(rf"A \d as second digit explains .* less than {explains:.1f}", text_of(page, "why-text"))
     page.find_elements("name", "layer")[1].click()
     animation.draw_line(page, "draw", animation.ZERO)
     settled(page, lambda: re.search("Capsules: (a 7 and a 0|a 0 and a 7). ", text_of(page, "answer")))
