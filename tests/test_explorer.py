@@ -275,6 +275,9 @@ def test_the_page_is_one_small_file_that_loads_nothing(committed: tuple[str, Any
     assert PAGE.stat().st_size <= MAX_BYTES
     rest = text.replace(embedded(text, "weights"), "")
     assert "{{" not in rest
+    about = committed[1]
+    for name in ("measuredCommit", "pageCommit"):
+        assert re.fullmatch("[0-9a-f]{40}", about[name]), f"made from changed files: {name} is {about[name]}"
     links = re.findall(r"""(?:src|href)\s*=\s*["']([^"']*)|url\(([^)]*)\)|@import|fetch\(|XMLHttpRequest""", rest)
     anchors = {"#digits", "#routing", "#dimensions", "#em", "#viewpoint", "#numbers"}
     sources = {"https://arxiv.org/abs/1710.09829", "https://openreview.net/forum?id=HJWLfGWRb"}
@@ -1457,6 +1460,22 @@ def test_every_control_has_a_name_and_takes_the_keyboard(page: Any) -> None:
         return [...document.querySelectorAll("input, button, select, #draw, #view, #couplings, .handle")]
             .filter((e) => e.tabIndex < 0 || e.disabled && e.id !== "tour-back").map((e) => e.id);""")
     assert untouchable == []
+
+
+def test_no_sentence_has_more_than_thirty_words(page: Any) -> None:
+    page.execute_script("""
+        chooseCapsule(2);
+        penDown({ x: 144, y: 144 }, "test");
+        penTo({ x: 150, y: 200 });
+        penUp();""")
+    drawn(page)
+    blocks = page.execute_script("""
+        return [...TOUR.flatMap(([, question, answer]) => [question, answer]),
+            ...[...document.querySelectorAll("p, figcaption, li, summary, h2, h3")]
+                .filter((e) => e.id !== "plane-equation").map((e) => e.textContent)];""")
+    sentences = [sentence.split() for block in blocks for sentence in re.split(r"(?<=[.?!:])\s+", block)]
+    assert len(sentences) > 100
+    assert [" ".join(words) for words in sentences if len(words) > 30] == []
 
 
 def test_a_gif_of_the_page(page: Any) -> None:
