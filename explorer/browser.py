@@ -1,4 +1,4 @@
-"""A headless Chromium, driven by selenium (``requirements-browser.txt``), that no page can leave."""
+"""A headless Chromium or Firefox, driven by selenium (``pip install selenium``), that no page can leave."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from smallnorb_novel_viewpoint import UserError
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 DRIVERS = ("chromedriver", "chromium.chromedriver")
+FIREFOXES = ("firefox", "firefox-esr")
 
 
 class NoBrowserError(UserError):
-    """Chromium, its driver or selenium is missing."""
+    """A browser, its driver or selenium is missing."""
 
 
 def first_program(names: tuple[str, ...]) -> str:
@@ -26,29 +27,51 @@ def first_program(names: tuple[str, ...]) -> str:
     raise NoBrowserError(f"there is no {names[0]} on this machine: on Debian, apt-get install chromium chromium-driver")
 
 
-@contextlib.contextmanager
-def headless_browser(width: int = 1280, height: int = 900) -> Iterator[Any]:
-    """A selenium driver of an empty browser. Every host name fails to resolve, and the log of requests and of the
-    console is kept. Raises NoBrowserError."""
-    browser, driver_path = first_program(BROWSERS), first_program(DRIVERS)
+def imported_selenium() -> Any:
     try:
         from selenium import webdriver
-        from selenium.webdriver.chrome.service import Service
     except ImportError:
-        raise NoBrowserError("selenium is missing: pip install -r requirements-browser.txt") from None
+        raise NoBrowserError("selenium is missing: pip install selenium") from None
+    return webdriver
+
+
+@contextlib.contextmanager
+def headless_firefox(width: int = 1280, height: int = 900) -> Iterator[Any]:
+    """A selenium driver of an empty Firefox, in which no host name resolves. Raises NoBrowserError."""
+    browser, driver_path = first_program(FIREFOXES), first_program(("geckodriver",))
+    webdriver = imported_selenium()
+    options = webdriver.FirefoxOptions()
+    options.binary_location = browser
+    for argument in ("-headless", f"--width={width}", f"--height={height}"):
+        options.add_argument(argument)
+    options.set_preference("network.dns.disabled", True)
+    driver = webdriver.Firefox(options=options, service=webdriver.FirefoxService(driver_path))
+    try:
+        driver.set_script_timeout(120)
+        yield driver
+    finally:
+        driver.quit()
+
+
+@contextlib.contextmanager
+def headless_browser(width: int = 1280, height: int = 900) -> Iterator[Any]:
+    """A selenium driver of an empty browser. No host but this machine is found, and the log of requests and of the
+    console is kept. Raises NoBrowserError."""
+    browser, driver_path = first_program(BROWSERS), first_program(DRIVERS)
+    webdriver = imported_selenium()
     options = webdriver.ChromeOptions()
     options.binary_location = browser
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
         for flag in (
             "headless=new", "disable-gpu", "hide-scrollbars", "disable-dev-shm-usage", "no-first-run",
             "disable-background-networking", "disable-component-update", f"user-data-dir={profile}",
-            "host-resolver-rules=MAP * ~NOTFOUND", f"window-size={width},{height}",
+            "host-resolver-rules=MAP * ~NOTFOUND , EXCLUDE 127.0.0.1", f"window-size={width},{height}",
         ):
             options.add_argument(f"--{flag}")
         if hasattr(os, "geteuid") and os.geteuid() == 0:
             options.add_argument("--no-sandbox")  # Chromium refuses to start as root with it
         options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-        driver = webdriver.Chrome(options=options, service=Service(driver_path))
+        driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver_path))
         try:
             driver.set_script_timeout(120)
             show_as(driver, width, height)

@@ -20,6 +20,7 @@ import base64
 import dataclasses
 import gzip
 import json
+import math
 import re
 import sys
 from collections.abc import Mapping, Sequence
@@ -40,6 +41,7 @@ from smallnorb_novel_viewpoint import (
     SettingError,
     Settings,
     Stream,
+    TrainState,
     UserError,
     generator,
     parse,
@@ -59,12 +61,13 @@ Params = dict[str, Array]
 TEMPLATE = Path(__file__).resolve().parent / "page"
 N_EXAMPLES = 24  # test composites in the page
 N_TRAY = 6  # more of them that the capsules alone get right, and as many that the CNN alone does
-RARE = 0.01  # of the right answers: where no capsule is longer than the second one in these, no digit is named
-N_CHOICE = 1000  # composites of training digits, and as many of these digits alone, to choose ``explains`` on
+N_CHOICE = 1000  # composites of training digits, and as many of these digits alone, to choose the page's rule on
+RARE = 0.01  # of these: in such a part the page may find no digit for either of two reasons
 DIGIT_MODELS = ("capsnet", "cnn_pool")
 SMALL, LARGE = 1 << 10, 1 << 18  # entries: a smaller array is not rounded; a larger one is rounded to 7 bits
 VIEW_MODELS = ("capsules", "cnn_matched")
 RESULTS = ROOT / "results"
+RING_STEP = 5  # degrees, between the views that the page's ring shows
 
 
 # --- Rounding ---------------------------------------------------------------------------------------------------------
@@ -191,19 +194,29 @@ def dimension_names(config: Any, params: Params, test: digits.Batch) -> list[lis
 # --- One digit or two -------------------------------------------------------------------------------------------------
 
 
-def second_shares(config: Any, params: Params, images: Array, workers: Workers) -> Array:
-    """Pictures (N, H, W) -> (N,): the part of the squared error of the longest capsule's reconstruction that goes when
-    that of the second longest is laid over it. Large where a second digit is there, near 0 or negative where none is.
-    """
+class Evidence(NamedTuple):
+    """What the page's rule of one digit or two looks at, (N,) each."""
+
+    lengths: Array  # of the longest capsule
+    shares: Array  # of the first reconstruction's squared error that goes when the second one is laid over it
+    explained: Array  # of the image's square, by the reconstructions of the digits that are found
+    widths: Array  # of the strokes, pixels
+
+
+def evidence(config: Any, params: Params, images: Array, explains: float, workers: Workers) -> Evidence:
+    """Images (N, H, W). A second digit is found where its share is at least ``explains``."""
 
     def work(start: int) -> Array:
         x = images[start : start + digits.EVALUATION_BATCH]
         lengths, cache = digits.capsnet_forward(params, x, config)
         drawn = digits.reconstruct(params, cache.v, digits.top_labels(lengths, 2))  # (n, 2, H, W)
         first, both = (np.square(x - picture).sum(axis=(1, 2)) for picture in (drawn[:, 0], drawn.max(axis=1)))
-        return 1 - both / first
+        shares = 1 - both / first
+        explained = 1 - np.where(shares >= explains, both, first) / np.square(x).sum(axis=(1, 2))
+        return np.stack([lengths.max(axis=1), shares, explained, shape_measures(x)["stroke width"]])
 
-    return np.concatenate(workers.map(work, range(0, len(images), digits.EVALUATION_BATCH)))
+    parts = workers.map(work, range(0, len(images), digits.EVALUATION_BATCH))
+    return Evidence(*np.concatenate(list(parts), axis=1))
 
 
 def even_threshold(one: Array, two: Array) -> float:
@@ -211,19 +224,35 @@ def even_threshold(one: Array, two: Array) -> float:
     return float(min(np.sort(np.concatenate([one, two])), key=lambda t: max((one >= t).mean(), (two < t).mean())))
 
 
-def one_or_two(config: Any, params: Params, data: digits.Data, workers: Workers) -> dict[str, float]:
-    """The page names a second digit where its share is at least ``explains``.
+def n_found(rule: Mapping[str, float], seen: Evidence) -> Array:
+    """How many digits the page finds in each image, 0, 1 or 2."""
+    is_digit = (seen.lengths >= rule["least"]) & (seen.explained >= rule["explained"]) & (seen.widths <= rule["widest"])
+    return np.where(is_digit, 1 + (seen.shares >= rule["explains"]), 0)
 
-    ``explains`` errs equally often on composites of training digits and on these digits alone. ``two`` and ``one``: the
-    parts of test composites, and of their first digits alone, of which the page names as many digits as there are.
+
+def one_or_two(config: Any, params: Params, data: digits.Data, workers: Workers) -> dict[str, float]:
+    """The page's rule, chosen on composites of training digits and on these digits alone, and how often it is right.
+
+    ``explains`` errs equally often on both. Of both together, one in a hundred has a shorter longest capsule than
+    ``least``, and one in a hundred less ``explained``; none has wider strokes than ``widest``. ``two`` and ``one``: the
+    parts of test composites, and of their first digits alone, in which the page finds as many digits as there are.
     """
     pairs = data.train.draw(generator(config.seed, Stream.EVALUATION, 1), N_CHOICE)
-    sets = [data.train.render(pairs), data.test]
-    choice_one, choice_two, one, two = (
-        second_shares(config, params, images, workers) for s in sets for images in (s.sources[:, 0], s.images)
-    )
-    explains = round(even_threshold(choice_one, choice_two), 3)
-    return {"explains": explains, "one": float((one < explains).mean()), "two": float((two >= explains).mean())}
+    choice = data.train.render(pairs)
+
+    def look(images: Array, explains: float) -> Evidence:
+        return evidence(config, params, images, explains, workers)
+
+    explains = round(even_threshold(*(look(images, 0).shares for images in (choice.sources[:, 0], choice.images))), 3)
+    seen = look(np.concatenate([choice.sources[:, 0], choice.images]), explains)
+    rule = {
+        "explains": explains,
+        "least": round(float(np.quantile(seen.lengths, RARE)), 3),
+        "explained": round(float(np.quantile(seen.explained, RARE)), 3),
+        "widest": round(float(seen.widths.max()), 2),
+    }
+    one, two = (n_found(rule, look(images, explains)) for images in (data.test.sources[:, 0], data.test.images))
+    return rule | {"nChoice": N_CHOICE, "one": float((one == 1).mean()), "two": float((two == 2).mean())}
 
 
 # --- The two networks as the page has them ----------------------------------------------------------------------------
@@ -282,8 +311,6 @@ def digits_part(config: Any, states: Mapping[str, Any], data: digits.Data, threa
         even_accuracy = digits.evaluate(even, params["capsnet"], data.test, workers)["set_accuracy"]
         pairs = np.sort(data.test.labels)
         is_right = {name: (np.sort(digits.top_labels(s, 2)) == pairs).all(axis=1) for name, s in scores.items()}
-        second = np.sort(scores["capsnet"])[is_right["capsnet"], -2]
-        least = round(float(np.quantile(second, RARE)), 3) if len(second) else 0.0
         naming = one_or_two(config, params["capsnet"], data, workers)
     in_tray = tray(is_right)
     studied = dataclasses.replace(config, dataset="auto")  # as in the results: any
@@ -294,7 +321,6 @@ def digits_part(config: Any, states: Mapping[str, Any], data: digits.Data, threa
         "nTest": len(data.test.labels),
         "accuracies": rows,
         "evenAccuracy": even_accuracy,
-        "least": least,
         "naming": naming,
         "config": {
             "imageSize": config.image_size,
@@ -313,6 +339,30 @@ def digits_part(config: Any, states: Mapping[str, Any], data: digits.Data, threa
     shown = np.concatenate([data.test.sources[:N_EXAMPLES], data.test.sources[in_tray]])
     pool = {f"pool.{key}": w for key, w in states["cnn_pool"].params.items()}
     return Part(about, {**states["capsnet"].params, **pool, "examples": np.rint(255 * shown).astype(np.uint8)})
+
+
+def opening(config: Any, params: Mapping[str, Params]) -> dict[str, int]:
+    """The object, azimuth and elevation (degrees) with which the page opens: where the two networks differ most.
+
+    For each object and for elevations in steps of 10 degrees, the held-out azimuths of the ring are counted that a
+    network classifies correctly. The azimuth is the middle one of those that the better network alone does.
+    """
+    low, high = config.test_azimuths
+    azimuths = np.array([azimuth for azimuth in range(0, 360, RING_STEP) if low <= azimuth <= high])
+    models, objects, found = viewpoint.make_models(config), viewpoint.points_of(config), []
+    for label in range(viewpoint.N_CLASSES):
+        for elevation in range(math.ceil(config.test_elevations[0]), math.floor(config.test_elevations[1]) + 1, 10):
+            labels, elevations = np.full(len(azimuths), label), np.full(len(azimuths), elevation)
+            images = viewpoint.render_voxels(labels, azimuths, elevations, None, objects)
+            images = viewpoint.standardized(images) if config.standardize == "image" else images
+            scores = [models[name].forward(params[name], images)[0] for name in VIEW_MODELS]
+            better, other = (s.argmax(axis=1) == label for s in scores)
+            if other.sum() > better.sum():
+                better, other = other, better
+            alone = azimuths[better & ~other] if (better & ~other).any() else azimuths
+            found.append((better.sum() - other.sum(), label, int(alone[len(alone) // 2]), elevation))
+    _, label, azimuth, elevation = max(found, key=lambda view: view[0])
+    return {"object": label, "azimuth": azimuth, "elevation": elevation}
 
 
 def viewpoint_part(config: Any, states: Mapping[str, Any]) -> Part:
@@ -338,6 +388,7 @@ def viewpoint_part(config: Any, states: Mapping[str, Any]) -> Part:
         "trainAzimuths": config.train_azimuths,
         "testAzimuths": config.test_azimuths,
         "trainElevations": config.train_elevations,
+        "opening": opening(config, {name: rounded(states[name].params) for name in VIEW_MODELS}),
         "classes": config.classes,
         "objects": [np.round(p[m > 0], 6).tolist() for p, m in zip(points, mask, strict=True)],
         "config": {
@@ -366,25 +417,75 @@ def make_page(parts: Mapping[str, Part]) -> bytes:
         about[name]["offset"] = len(blob)
         blob += data
     about["commit"] = git_commit()
-    described = json.dumps(about, separators=(",", ":")).replace("</", "<\\/")
-    return page_of(described, base64.b64encode(gzip.compress(blob, 9, mtime=0)).decode())
+    return page_of(about, base64.b64encode(gzip.compress(blob, 9, mtime=0)).decode())
 
 
-def page_of(about: str, weights: str) -> bytes:
-    """The page of these networks, with the text, style and scripts of ``explorer/page/``."""
+def page_of(about: Mapping[str, Any], weights: str) -> bytes:
+    """The page of these networks, with the text, style and scripts of ``explorer/page/`` and their commit."""
     page = (TEMPLATE / "explorer.html").read_text(encoding="utf-8")
     for name in ("explorer.css", "networks.js", "explorer.js"):
         page = page.replace(f"{{{{{name}}}}}", (TEMPLATE / name).read_text(encoding="utf-8"))
-    return page.replace("{{about}}", about).replace("{{weights}}", weights).encode()
+    described = json.dumps({**about, "pageCommit": git_commit()}, separators=(",", ":")).replace("</", "<\\/")
+    return page.replace("{{about}}", described).replace("{{weights}}", weights).encode()
 
 
-def kept(path: Path) -> bytes:
-    """The page at ``path`` with its networks and numbers as they are."""
+def read_page(path: Path) -> tuple[dict[str, Any], str]:
+    """What the page at ``path`` says of its networks, and their weights as they stand there."""
     text = path.read_text(encoding="utf-8", errors="replace")
     found = [re.search(f'id="{name}">(.*?)</script>', text, re.DOTALL) for name in ("about", "weights")]
     if not (found[0] and found[1]):
         raise UserError(f"{path} is no page of this script, and has no networks to keep")
-    return page_of(found[0][1], found[1][1])
+    return json.loads(found[0][1]), found[1][1]
+
+
+def unpacked(about: Mapping[str, Any], weights: str) -> dict[str, Params]:
+    """The networks' parameters as the page has them, by part: the inverse of ``packed``."""
+    blob = gzip.decompress(base64.b64decode(weights))
+    params: dict[str, Params] = {}
+    for part in ("digits", "viewpoint"):
+        params[part] = {}
+        for entry in about[part]["tensors"]:
+            at, n = about[part]["offset"] + entry["at"], math.prod(entry["shape"])
+            w = np.frombuffer(blob, entry["type"], n, at).reshape(entry["shape"])
+            if entry["type"] == "int8":
+                scale = np.frombuffer(blob, "float32", w.shape[-1], about[part]["offset"] + entry["scaleAt"])
+                w = np.multiply(w, scale, dtype=np.float32)
+            params[part][entry["name"]] = w
+    return params
+
+
+def measured_again(about: Mapping[str, Any], weights: str, data_dir: Path | None, threads: int) -> dict[str, Any]:
+    """``about`` with all that is measured of the rounded networks measured anew. What was measured of the networks as
+    they were trained stays, since the page has only the rounded ones."""
+    params = unpacked(about, weights)
+    pool = {key: w for key, w in params["digits"].items() if key.startswith("pool.")}
+    capsnet = {key: w for key, w in params["digits"].items() if key not in {*pool, "examples"}}
+
+    def without(prefix: str, ours: Params) -> Any:
+        return TrainState("", {key.removeprefix(prefix): w for key, w in ours.items() if key.startswith(prefix)})
+
+    def config_of(experiment: Any, part: str) -> Any:
+        known = {field.name for field in dataclasses.fields(experiment.Config)}
+        fields = {key: value for key, value in about[part]["run"]["config"].items() if key in known}
+        return experiment.Config(**{key: tuple(v) if isinstance(v, list) else v for key, v in fields.items()})
+
+    config = dataclasses.replace(config_of(digits, "digits"), data_dir=data_dir)
+    data = digits.make_data(dataclasses.replace(config, n_val=None))
+    parts = {
+        "viewpoint": viewpoint_part(
+            config_of(viewpoint, "viewpoint"), {name: without(f"{name}.", params["viewpoint"]) for name in VIEW_MODELS}
+        ),
+        "digits": digits_part(
+            config, {"capsnet": without("", capsnet), "cnn_pool": without("pool.", pool)}, data, threads
+        ),
+    }
+    again: dict[str, Any] = {**about, "measuredCommit": git_commit()}
+    for name, part in parts.items():
+        again[name] = {**part.about, "tensors": about[name]["tensors"], "offset": about[name]["offset"],
+                       "run": about[name]["run"], "study": about[name]["study"]}
+        for row, old in zip(again[name]["accuracies"], about[name]["accuracies"], strict=True):
+            row["before"] = old["before"]
+    return again
 
 
 def load_digits(path: Path | None, data_dir: Path | None, threads: int) -> Part:
@@ -428,8 +529,8 @@ class Config(Settings):
 @dataclasses.dataclass(frozen=True)
 class Options(Settings):
     out: Path = setting(Path("explorer.html"), OUTPUT, "Write the page there.", usual=True)
-    keep: bool = setting(False, bool, "Keep the networks and numbers of the page --out, and write its text, style and"
-        " scripts anew.", usual=True)
+    keep: bool = setting(False, bool, "Keep the networks of the page --out, and write its text, style and scripts anew."
+        " With --data-dir what the page says of its rounded networks is measured anew too.", usual=True)
 
 
 @script
@@ -441,15 +542,18 @@ def main(argv: Sequence[str]) -> None:
             ("", "Train all networks, then write explorer.html: about 7 minutes."),
             ("--multimnist a.npz --viewpoint b.npz", "The page of two checkpoints: about 20 seconds."),
             ("--multimnist a.npz --out draft.html", "Train only the networks of the object: about 30 seconds."),
-            ("--keep", "After a change of explorer/page/: about 1 second."),
+            ("--keep", "After a change of explorer/page/: about a second."),
         ],
         "The page is one file, --out. An experiment's --checkpoint FILE writes a checkpoint.",
     )
     require_writable(options.out)
     if options.keep:
-        if other := given.keys() & settings_of(Config):
+        if other := given.keys() & settings_of(Config).keys() - {"data_dir"}:
             raise SettingError(min(other), "not with --keep, which keeps both networks")
-        print(write_if_changed(options.out, kept(options.out)))
+        about, weights = read_page(options.out)
+        if config.data_dir:
+            about = measured_again(about, weights, config.data_dir, default_threads())
+        print(write_if_changed(options.out, page_of(about, weights)))
         return
     if config.multimnist:
         load_checkpoint(digits, config.multimnist)  # so that a wrong one is found before the other is trained

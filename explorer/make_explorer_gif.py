@@ -3,8 +3,9 @@
 
     python -m explorer.make_explorer_gif --page explorer.html --out explorer.gif
 
-Needs Chromium, its driver and selenium (``requirements-browser.txt``). A seven and a zero are drawn with the mouse, the
-routing goes from one to five iterations, numbers of a capsule are played, and an object is turned.
+Needs Chromium, its driver and selenium (``pip install selenium``). A seven and a zero are drawn with the mouse, the
+routing goes from one to five iterations, numbers of a capsule are moved, and an object is rotated to the view with
+which the page opens.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ from support.figures import gif_bytes, write_if_changed
 Array = np.ndarray
 Points = Sequence[tuple[float, float]]
 
-WIDTH, HEIGHT = 860, 640  # pixels
+WIDTH, HEIGHT = 960, 800  # pixels: every part that is shown fits in
+PREVIEW = 1200, 630
 SEVEN = [(0.3, 0.25), (0.7, 0.25), (0.45, 0.8)]
 ZERO = [(0.5 + 0.2 * math.sin(0.5 * t), 0.5 - 0.27 * math.cos(0.5 * t)) for t in range(14)]
 START_SECONDS = 60
@@ -66,6 +68,10 @@ def draw_line(driver: Any, canvas_id: str, points: Points) -> None:
     pen.release().perform()
 
 
+def screenshot(driver: Any) -> bytes:
+    return base64.b64decode(driver.execute_cdp_cmd("Page.captureScreenshot", {"format": "png"})["data"])
+
+
 def record(driver: Any, strokes: int = 100, steps: int = 12) -> list[Array]:
     """Frames (HEIGHT, WIDTH, 3) of an open page; ``strokes``: of each digit at most; ``steps``: of each movement."""
     frames: list[Array] = []
@@ -80,8 +86,7 @@ def record(driver: Any, strokes: int = 100, steps: int = 12) -> list[Array]:
     def shoot(n: int = 1) -> None:
         """The page after two frames of the screen, ``n`` times."""
         driver.execute_async_script("requestAnimationFrame(() => requestAnimationFrame(() => arguments[0]()))")
-        png = driver.execute_cdp_cmd("Page.captureScreenshot", {"format": "png"})["data"]
-        with Image.open(io.BytesIO(base64.b64decode(png))) as image:
+        with Image.open(io.BytesIO(screenshot(driver))) as image:
             frames.extend([np.asarray(image.convert("RGB"))] * n)
 
     def set_value(name: str, value: float) -> None:
@@ -90,30 +95,30 @@ def record(driver: Any, strokes: int = 100, steps: int = 12) -> list[Array]:
             "e.dispatchEvent(new Event('input'))", name, value,
         )
 
-    show("#digits .columns")
+    show("body")
     driver.execute_script("document.getElementById('clear').click()")
-    shoot(2)
     for layer, points in enumerate((SEVEN, ZERO)):
         driver.execute_script("document.querySelectorAll('input[name=layer]')[arguments[0]].click()", layer)
         for k in range(min(strokes, len(points) - 1)):
             draw_line(driver, "draw", points[k : k + 2])
             shoot(1 + (len(points) < 5))
     shoot(6)
-    show("#tiles")
-    shoot(4)
+    frames.insert(0, frames[-1])  # where the animation does not play, the whole drawing is seen
+    show("#routing .columns")
     for t in (1, 2, 3, 4, 5, 3)[: steps + 1]:
         set_value("iterations", t)
         shoot(2)
     show("#dimensions .columns")
-    for d in (1, 6)[:steps]:
+    for slider in driver.find_elements("css selector", "#sliders input")[:2]:
         for k in range(steps + 1):
-            set_value(f"slider{d}", 0.25 * math.sin(2 * math.pi * k / steps))
+            set_value(slider.get_attribute("id"), 0.25 * math.sin(2 * math.pi * k / steps))
             shoot()
     show("#viewpoint .columns")
+    azimuth = int(driver.execute_script("return explorer.view.azimuth"))
     for k in range(2 * steps + 1):
-        set_value("azimuth", round(60 + 220 * k / (2 * steps)))
+        set_value("azimuth", round(azimuth * k / (2 * steps)))
         shoot()
-    shoot(4)
+    shoot(6)
     return frames
 
 
@@ -126,13 +131,14 @@ class Config(Settings):
 @dataclasses.dataclass(frozen=True)
 class Options(Settings):
     out: Path = setting(Path("explorer.gif"), OUTPUT, "File of the animation.", usual=True)
+    preview: Path | None = setting(None, OUTPUT, "Also write the image that a link to the page shows, a PNG.")
 
 
 @script
 def main(argv: Sequence[str]) -> None:
     config, options, _ = parse(
         Config, Options, argv,
-        "Record explorer.html in use as a GIF, in a headless Chromium, with the packages of requirements-browser.txt.",
+        "Record explorer.html in use as a GIF, in a headless Chromium, with selenium.",
         [
             ("", "Record explorer.html as explorer.gif: about 30 seconds."),
             ("--page draft.html --out draft.gif", "Record another page: about 30 seconds."),
@@ -144,7 +150,13 @@ def main(argv: Sequence[str]) -> None:
     with headless_browser(WIDTH, HEIGHT) as driver:
         open_page(driver, config.page)
         frames = record(driver)
+        show_as(driver, *PREVIEW)
+        driver.execute_script("scrollTo(0, 0); explorer.showExample(0)")
+        driver.execute_async_script("setTimeout(arguments[0], 1000)")
+        preview = screenshot(driver)
     print(write_if_changed(options.out, gif_bytes(frames, config.fps)))
+    if options.preview:
+        print(write_if_changed(options.preview, preview))
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@
 const $ = (id) => document.getElementById(id);
 const about = JSON.parse($("about").textContent);
 const SVG = "http://www.w3.org/2000/svg";
-const COLOURS = [[225, 135, 190], [60, 190, 140]]; // of the two digits, as --first and --second of the style sheet
+const COLOURS = [[222, 92, 200], [60, 214, 160]]; // of the two digits on black; --first and --second of the style sheet on a card
 const SIDE = about.digits.config.imageSize;
 const MAX_ITERATIONS = 5;
 
@@ -32,8 +32,9 @@ const bold = (text) => element("b", { textContent: text });
 const percent = (x, places = 1) => `${(100 * x).toFixed(places)}\u00a0%`;
 // Means of both networks over many seeds, and their difference.
 function studyText({ capsules, cnn, mean, low, high }) {
-  const points = (x) => signed(100 * x, 1);
-  return `${percent(capsules)} (capsules) and ${percent(cnn)} (CNN): a difference of ${points(mean)} percentage points, 95\u00a0% interval ${points(low)} to ${points(high)}.`;
+  const points = (x) => signed(100 * x, 2);
+  const [ofCapsules, ofCnn] = apart(capsules, cnn);
+  return `${ofCapsules} (capsules) and ${ofCnn} (CNN). The difference is ${points(mean)} percentage points, 95\u00a0% interval ${points(low)} to ${points(high)}.`;
 }
 const thousands = (n) => n.toLocaleString("en");
 const article = (digit) => (digit === 8 ? "an" : "a");
@@ -46,13 +47,31 @@ function soon(update) {
   requestAnimationFrame(() => { waiting.delete(update); update(); });
 }
 
-// Milliseconds of the latest update of each kind.
-const timings = {};
-function timed(name, work) {
-  const start = performance.now();
-  const result = work();
-  timings[name] = performance.now() - start;
-  return result;
+const afterPaint = (update) => {
+  if (waiting.has(update)) return;
+  waiting.add(update);
+  requestAnimationFrame(() => setTimeout(() => { waiting.delete(update); update(); }));
+};
+
+// What a screen reader is told: once, a while after the last change.
+const told = {};
+function tell(what, text) {
+  if (told[what] === text) return;
+  const first = !(what in told);
+  told[what] = text;
+  clearTimeout(told.timer);
+  const say = () => {
+    if (drawing.pen) told.timer = setTimeout(say, 300);
+    else $("say").textContent = text;
+  };
+  if (!first) told.timer = setTimeout(say, 700);
+}
+
+// Two numbers with as many decimals, one at least, as tell them apart.
+function apart(a, b, most = 4) {
+  let places = 1;
+  while (places < most && a !== b && percent(a, places) === percent(b, places)) places++;
+  return [percent(a, places), percent(b, places)];
 }
 
 // Pictures of `side` x `side` grey levels, each in its colour, added up on black.
@@ -113,6 +132,7 @@ const LAYER_SIDE = SIDE * ZOOM;
 const PEN = 3 * ZOOM;
 const MNIST_BOX = 20; // pixels, of the longer side of a digit
 const MAX_OFFSET = 1.5; // pixels from the middle, so that two digits are no farther apart than in training
+const STEPS = 4096; // of a coordinate in a link, over twice the canvas: a stroke may leave it by half a side
 
 const layers = COLOURS.map((colour) => {
   const canvas = element("canvas", { width: LAYER_SIDE, height: LAYER_SIDE });
@@ -121,27 +141,57 @@ const layers = COLOURS.map((colour) => {
   context.strokeStyle = context.fillStyle = `rgb(${colour})`;
   return { canvas, context, exact: null, used: false }; // exact: (36*36) of a test digit
 });
-let strokes = []; // { layer, points: [{ x, y }, …] }, in the order in which they were drawn
-const drawing = { layer: 0, pen: null, keys: { x: LAYER_SIDE / 2, y: LAYER_SIDE / 2, down: false, shown: false } };
-let exampleIndex = -1; // of the test picture that is shown, or -1
+const drawing = {
+  layer: 0, // that the pen draws on
+  strokes: [], // { layer, points: [{ x, y }, …] }, in the order in which they were drawn
+  example: -1, // the test image that is shown, or -1
+  kept: [true, true], // the digits of it that are
+  past: [], // what Undo goes back to
+  pen: null, // while it is down: { id, at, begun }
+  keys: { x: LAYER_SIDE / 2, y: LAYER_SIDE / 2, down: false, shown: false },
+};
 
-function clearLayers() {
-  for (const layer of layers) {
-    layer.context.clearRect(0, 0, LAYER_SIDE, LAYER_SIDE);
-    Object.assign(layer, { exact: null, used: false });
-  }
-  strokes = [];
-  exampleIndex = -1;
+// Another image, which Undo takes back.
+function change(next) {
+  const { strokes, example, kept } = drawing;
+  drawing.past = [...drawing.past.slice(-99), { strokes, example, kept }];
+  redraw({ kept: [true, true], ...next });
 }
 
-// The picture of these strokes alone.
-function redraw(kept) {
-  clearLayers();
-  for (const { layer, points } of kept) {
-    points.forEach((to, k) => stroke(points[Math.max(0, k - 1)], to, layer, k === 0));
-  }
+function redraw(next) {
+  Object.assign(drawing, next, { pen: null });
+  layers.forEach((layer, k) => {
+    layer.context.clearRect(0, 0, LAYER_SIDE, LAYER_SIDE);
+    Object.assign(layer, { exact: null, used: false });
+    if (drawing.example >= 0 && drawing.kept[k]) showDigit(layer, k);
+  });
+  for (const { layer, points } of drawing.strokes) points.forEach((to, k) => ink(layer, points[Math.max(0, k - 1)], to));
+  if (drawing.example >= 0) $("example").value = drawing.example;
   dimensions.chosen = null;
-  soon(updateDigits);
+  dimensions.offsets.fill(0);
+  soon(paintDrawing);
+  afterPaint(updateDigits);
+}
+
+function showDigit(layer, k) {
+  const small = element("canvas", { width: SIDE, height: SIDE });
+  const image = new ImageData(SIDE, SIDE);
+  layer.exact = sourceOf(drawing.example, k);
+  layer.used = true;
+  layer.exact.forEach((value, at) => image.data.set([...COLOURS[k], 255 * value], 4 * at));
+  small.getContext("2d").putImageData(image, 0, 0);
+  layer.context.imageSmoothingEnabled = false;
+  layer.context.drawImage(small, 0, 0, LAYER_SIDE, LAYER_SIDE);
+}
+const sourceOf = (index, k) => models.digits.examples.slice((index * 2 + k) * SIDE * SIDE, (index * 2 + k + 1) * SIDE * SIDE);
+
+function ink(k, from, to) {
+  const { context } = layers[k];
+  layers[k].used = true;
+  context.beginPath();
+  context.moveTo(from.x, from.y);
+  context.lineTo(to.x + 0.01, to.y);
+  context.stroke();
 }
 
 function selectLayer(k) {
@@ -149,21 +199,36 @@ function selectLayer(k) {
   document.querySelector(`input[name="layer"][value="${k}"]`).checked = true;
 }
 
-// A piece of a stroke of the pen. It begins a new picture where a test picture is shown.
-function stroke(from, to, k = drawing.layer, begins = false) {
-  if (exampleIndex >= 0) {
-    clearLayers();
-    dimensions.chosen = null;
-  }
-  const layer = layers[k];
-  layer.used = true;
-  if (begins || !strokes.length) strokes.push({ layer: k, points: [] });
-  strokes[strokes.length - 1].points.push({ x: to.x, y: to.y });
-  layer.context.beginPath();
-  layer.context.moveTo(from.x, from.y);
-  layer.context.lineTo(to.x + 0.01, to.y);
-  layer.context.stroke();
-  soon(updateDigits);
+// The pen. Its points are those that a link can hold, so that the link's image is the same one. On a test image it begins
+// a new one once it moves: a tap leaves the test image as it is.
+const stepOf = (x) => Math.max(0, Math.min(STEPS - 1, Math.round(((x / LAYER_SIDE + 0.5) / 2) * STEPS)));
+const placeOf = (step) => ((2 * step) / STEPS - 0.5) * LAYER_SIDE;
+const snapped = ({ x, y }) => ({ x: placeOf(stepOf(x)), y: placeOf(stepOf(y)) });
+
+function penDown(place, id) {
+  drawing.pen = { id, at: snapped(place), begun: false };
+  if (drawing.example < 0) beginStroke();
+}
+function beginStroke() {
+  const { layer, strokes, example, pen } = drawing;
+  const begun = { layer, points: [pen.at] };
+  change({ strokes: example < 0 ? [...strokes, begun] : [begun], example: -1 });
+  drawing.pen = pen;
+  pen.begun = true;
+}
+function penTo(place) {
+  const { pen } = drawing;
+  const to = snapped(place);
+  if (Math.hypot(to.x - pen.at.x, to.y - pen.at.y) < (pen.begun ? ZOOM / 4 : ZOOM)) return;
+  if (!pen.begun) beginStroke();
+  drawing.strokes.at(-1).points.push(to);
+  ink(drawing.layer, pen.at, to);
+  pen.at = to;
+  soon(paintDrawing); // ink first, the networks after it
+  afterPaint(updateDigits);
+}
+function penUp() {
+  drawing.pen = null;
 }
 
 // A layer (36*36) as the network gets it: its strokes averaged over pixels. With `fit` they are first scaled to a box of
@@ -231,30 +296,9 @@ function paintDrawing() {
     context.fillStyle = "#9aa1ab";
     context.font = "30px system-ui, sans-serif";
     context.textAlign = "center";
-    context.fillText("draw a digit", canvas.width / 2, canvas.height / 2);
+    context.fillText("draw a digit here", canvas.width / 2, canvas.height / 2);
   }
 }
-
-function showExample(index) {
-  const next = index ?? (showExample.last + 1) % about.digits.nExamples;
-  clearLayers();
-  exampleIndex = next;
-  if (index === undefined) showExample.last = next;
-  const small = element("canvas", { width: SIDE, height: SIDE });
-  layers.forEach((layer, k) => {
-    const start = (next * 2 + k) * SIDE * SIDE;
-    layer.exact = models.digits.examples.slice(start, start + SIDE * SIDE);
-    layer.used = true;
-    const image = new ImageData(SIDE, SIDE);
-    layer.exact.forEach((value, at) => image.data.set([...COLOURS[k], 255 * value], 4 * at));
-    small.getContext("2d").putImageData(image, 0, 0);
-    layer.context.imageSmoothingEnabled = false;
-    layer.context.drawImage(small, 0, 0, LAYER_SIDE, LAYER_SIDE);
-  });
-  dimensions.chosen = null;
-  soon(updateDigits);
-}
-showExample.last = -1;
 
 function setUpDrawing() {
   const canvas = $("draw");
@@ -264,33 +308,33 @@ function setUpDrawing() {
     return { x: (event.clientX - box.left) * k, y: (event.clientY - box.top) * k };
   };
   canvas.addEventListener("pointerdown", (event) => {
-    if (event.button !== 0) return;
+    if (event.button !== 0 || drawing.pen) return; // one pointer alone: a palm does not join its line
+    getSelection().removeAllRanges(); // a selection would be dragged instead
     canvas.setPointerCapture(event.pointerId);
-    drawing.keys.shown = false;
-    drawing.pen = position(event);
-    stroke(drawing.pen, drawing.pen, drawing.layer, true);
+    drawing.keys.shown = drawing.keys.down = false;
+    penDown(position(event), event.pointerId);
   });
+  for (const type of ["mousedown", "dragstart", "selectstart"]) canvas.addEventListener(type, (event) => event.preventDefault());
   canvas.addEventListener("pointermove", (event) => {
-    if (!drawing.pen) return;
-    for (const part of event.getCoalescedEvents?.() ?? [event]) {
-      const to = position(part);
-      stroke(drawing.pen, to);
-      drawing.pen = to;
-    }
+    if (drawing.pen?.id !== event.pointerId) return;
+    const parts = event.getCoalescedEvents?.() ?? [];
+    for (const part of parts.length ? parts : [event]) penTo(position(part));
   });
-  for (const end of ["pointerup", "pointercancel"]) canvas.addEventListener(end, () => { drawing.pen = null; });
+  for (const end of ["pointerup", "pointercancel", "lostpointercapture"]) {
+    canvas.addEventListener(end, (event) => { if (drawing.pen?.id === event.pointerId) penUp(); });
+  }
   const steps = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
   canvas.addEventListener("keydown", (event) => {
     const keys = drawing.keys;
     const within = (x) => Math.min(LAYER_SIDE - PEN / 2, Math.max(PEN / 2, x));
     if (event.key === " ") {
       keys.down = !keys.down;
-      if (keys.down) stroke(keys, keys, drawing.layer, true);
+      if (keys.down) penDown(keys, "keys");
+      else penUp();
     } else if (steps[event.key]) {
       const [dx, dy] = steps[event.key];
-      const to = { x: within(keys.x + dx * ZOOM), y: within(keys.y + dy * ZOOM) };
-      if (keys.down) stroke(keys, to);
-      Object.assign(keys, to);
+      Object.assign(keys, { x: within(keys.x + dx * ZOOM), y: within(keys.y + dy * ZOOM) });
+      if (drawing.pen?.id === "keys") penTo(keys);
     } else {
       return;
     }
@@ -298,32 +342,41 @@ function setUpDrawing() {
     event.preventDefault();
     soon(paintDrawing);
   });
-  canvas.addEventListener("blur", () => { Object.assign(drawing.keys, { shown: false, down: false }); soon(paintDrawing); });
+  canvas.addEventListener("blur", () => {
+    if (drawing.pen?.id === "keys") penUp();
+    Object.assign(drawing.keys, { shown: false, down: false });
+    soon(paintDrawing);
+  });
   for (const input of document.querySelectorAll('input[name="layer"]')) {
     input.addEventListener("change", () => { drawing.layer = Number(input.value); });
   }
-  $("clear").addEventListener("click", () => { redraw([]); selectLayer(0); });
-  $("undo").addEventListener("click", () => redraw(exampleIndex < 0 ? strokes.slice(0, -1) : []));
-  $("clear-one").addEventListener("click", () => redraw(strokes.filter(({ layer }) => layer !== drawing.layer)));
-  $("example").addEventListener("click", () => showExample());
-  $("fit").addEventListener("change", () => soon(updateDigits));
+  $("clear").addEventListener("click", () => { change({ strokes: [], example: -1 }); selectLayer(0); });
+  $("undo").addEventListener("click", () => { if (drawing.past.length) redraw(drawing.past.pop()); });
+  $("clear-one").addEventListener("click", () => {
+    const kept = drawing.kept.map((is, k) => is && k !== drawing.layer);
+    change({ strokes: drawing.strokes.filter(({ layer }) => layer !== drawing.layer), kept, example: kept.includes(true) ? drawing.example : -1 });
+  });
+  about.digits.labels.forEach((_, k) => $("example").append(element("option", { value: k, textContent: k + 1 })));
+  $("example").addEventListener("change", () => showExample(Number($("example").value)));
+  $("next-example").addEventListener("click", () => showExample((Number($("example").value) + (drawing.example >= 0)) % about.digits.labels.length));
+  $("fit").addEventListener("change", () => afterPaint(updateDigits));
   setUpTray();
 }
+const showExample = (example) => change({ strokes: [], example });
 
-// Test pictures that only one of the two networks gets right.
+// Test images that only one of the two networks classifies correctly.
 function setUpTray() {
   about.digits.labels.slice(about.digits.nExamples).forEach((labels, k) => {
     const index = about.digits.nExamples + k;
     const canvas = element("canvas", { className: "tile", width: SIDE, height: SIDE });
-    const start = 2 * index * SIDE * SIDE;
-    const [a, b] = [0, 1].map((n) => models.digits.examples.slice(start + n * SIDE * SIDE, start + (n + 1) * SIDE * SIDE));
+    const [a, b] = [0, 1].map((n) => sourceOf(index, n));
     paint(canvas, [a.map((value, at) => Math.max(value, b[at]))], [WHITE], SIDE);
-    const text = `${labels[0]} and ${labels[1]}: only the ${k % 2 ? "CNN" : "capsules"}`;
+    const text = `Test image ${index + 1}, ${labels[0]} and ${labels[1]}: only the ${k % 2 ? "CNN is" : "capsules are"} right`;
     const button = element("button", { type: "button", className: "pick" }, canvas, element("span", {},
       element("span", { className: `swatch ${k % 2 ? "cnn" : "capsules"}` }), `${labels[0]}, ${labels[1]}`));
     button.setAttribute("aria-label", text);
     canvas.setAttribute("aria-hidden", "true");
-    button.addEventListener("click", () => { showExample(index); $("draw").scrollIntoView({ block: "nearest" }); });
+    button.addEventListener("click", () => { showExample(index); $("digits").scrollIntoView(); });
     $("tray").append(button);
   });
 }
@@ -368,20 +421,17 @@ function coloursOf(recon, pictures) {
 
 // Everything that follows from the drawing.
 function updateDigits() {
-  timed("stroke", () => {
-    const fit = $("fit").checked;
-    digits.pictures = layers.map((layer) => layerPicture(layer, fit));
-    const [first, second] = digits.pictures;
-    digits.image = first.map((value, k) => Math.max(value, second[k])); // as in training
-    timed("forward", () => {
-      digits.result = Networks.capsnet(models.digits, about.digits.config, digits.image, MAX_ITERATIONS);
-    });
-    digits.cnn = Networks.cnnPool(models.pool, about.digits.config, digits.image);
-    updateAnswer();
-    paintDrawing();
-    paint($("seen"), [digits.image], [WHITE], SIDE);
-  });
-  $("stroke-time").textContent = `${timings.forward.toFixed(0)} ms`;
+  const fit = $("fit").checked;
+  digits.pictures = layers.map((layer) => layerPicture(layer, fit));
+  const [first, second] = digits.pictures;
+  digits.image = first.map((value, k) => Math.max(value, second[k])); // as in training
+  const start = performance.now();
+  digits.result = Networks.capsnet(models.digits, about.digits.config, digits.image, MAX_ITERATIONS);
+  $("stroke-time").textContent = `${(performance.now() - start).toFixed(0)} ms`;
+  digits.cnn = Networks.cnnPool(models.pool, about.digits.config, digits.image);
+  digits.width = strokeWidth(digits.image);
+  updateAnswer();
+  paint($("seen"), [digits.image], [WHITE], SIDE);
 }
 
 // Everything that follows from the number of iterations.
@@ -395,12 +445,14 @@ function updateAnswer() {
   showBars(now);
   showReconstructions(now);
   showLengths();
-  if (dimensions.chosen === null) dimensions.digit = digits.named[0];
+  if (dimensions.chosen === null && dimensions.digit !== digits.named[0]) {
+    dimensions.digit = digits.named[0];
+    dimensions.offsets.fill(0);
+  }
   showFormula(now);
   showCouplings(now);
+  showWalk();
   showEven();
-  rememberSoon();
-  dimensions.offsets.fill(0);
   updateDimensions();
 }
 
@@ -414,59 +466,87 @@ function shareOf([first, second], image) {
   return 1 - rest / error;
 }
 
-// Where even the longest capsule is shorter than the second one of nearly all right answers, no digit is there.
+// What make_explorer.py calls the evidence of no digit, one or two: `reasons` against any digit, and the digits found.
 function found({ lengths }) {
-  const { least, naming } = about.digits;
-  if (isEmpty() || lengths[digits.named[0]] < least) return [];
-  return digits.named.slice(0, digits.share >= naming.explains ? 2 : 1);
+  const { explains, least, explained, widest } = about.digits.naming;
+  const two = digits.share >= explains;
+  digits.explained = explainedBy(two ? digits.recon : digits.recon.slice(0, 1), digits.image);
+  digits.reasons = [
+    lengths[digits.named[0]] < least && `the longest capsule has length ${lengths[digits.named[0]].toFixed(3)}, less than ${least}`,
+    digits.explained < explained && `what the capsules redraw explains ${percent(Math.max(0, digits.explained))} of the image, less than ${percent(explained)}`,
+    digits.width > widest && `the strokes are ${digits.width.toFixed(1)} pixels wide, more than ${widest}`,
+  ].filter(Boolean);
+  return isEmpty() || digits.reasons.length ? [] : digits.named.slice(0, two ? 2 : 1);
+}
+
+// 1 less the squared error that these reconstructions, laid over each other, leave of the image's square.
+function explainedBy(recon, image) {
+  let [error, square] = [0, 0];
+  image.forEach((value, k) => {
+    error += (value - Math.max(...recon.map((picture) => picture[k]))) ** 2;
+    square += value ** 2;
+  });
+  return 1 - error / square;
+}
+
+// Pixels, twice area over outline, as shape_measures of make_explorer.py has it.
+function strokeWidth(image) {
+  let outline = 0;
+  for (let r = 1; r < SIDE; r++) {
+    for (let c = 1; c < SIDE; c++) {
+      const k = r * SIDE + c;
+      outline += Math.hypot(image[k] - image[k - SIDE - 1], image[k - SIDE] - image[k - 1]) / Math.SQRT2;
+    }
+  }
+  return (2 * image.reduce((a, b) => a + b, 0)) / (outline + 1e-9);
 }
 
 const isEmpty = () => !layers.some((layer) => layer.used);
 
 function showBars({ lengths }) {
+  const empty = isEmpty();
   for (const j of classes) {
     const bar = $(`bar${j}`);
     const rank = digits.named.indexOf(j);
-    bar.className = `bar ${digits.found.includes(j) ? ["first", "second"][digits.colour[rank]] : ""}`;
-    bar.querySelector("i").style.width = `${100 * lengths[j]}%`;
-    bar.querySelector(".value").textContent = lengths[j].toFixed(2);
-    bar.querySelector(".thin i").style.width = `${100 * digits.cnn[j]}%`;
-    bar.setAttribute("aria-label", `Digit ${j}: length ${lengths[j].toFixed(2)}, CNN ${digits.cnn[j].toFixed(2)}`);
+    ["first", "second"].forEach((name, k) => bar.classList.toggle(name, digits.found.includes(j) && digits.colour[rank] === k));
+    const [length, probability] = empty ? [0, 0] : [lengths[j], digits.cnn[j]];
+    bar.querySelector("i").style.width = `${100 * length}%`;
+    bar.querySelector(".thin i").style.width = `${100 * probability}%`;
+    bar.querySelector(".value").textContent = empty ? "" : length.toFixed(2);
+    bar.setAttribute("aria-label", `Digit ${j}${empty ? "" : `: length ${length.toFixed(2)}, CNN ${probability.toFixed(2)}`}`);
   }
-  showCnnAnswer();
-  const [a, b] = digits.named;
-  const answer = $("answer");
-  answer.replaceChildren();
-  if (isEmpty()) {
-    answer.append("The picture is empty. Draw a digit, or take a test picture.");
-    return;
+  const [answer, cnn] = [$("answer"), $("cnn-answer")];
+  if (empty) {
+    answer.replaceChildren("The image is empty: draw a digit.");
+    cnn.replaceChildren();
+  } else {
+    const ones = digits.found.map((j, k) => [k ? " and " : "", swatch(digits.colour[k]), article(j), " ", bold(j)]).flat();
+    const top = [...classes].sort((i, j) => digits.cnn[j] - digits.cnn[i]).slice(0, 2);
+    answer.replaceChildren("Capsules: ", ...(ones.length ? ones : [bold("no digit")]), digits.found.length === 1 ? " alone. " : ". ", verdictOf(digits.named, digits.found.length < 2));
+    cnn.replaceChildren(element("span", { className: "swatch cnn" }), "CNN, always two: ", bold(top[0]), " and ", bold(top[1]), ". ", verdictOf(top));
   }
-  const one = digits.found.map((j) => [article(j), " ", bold(j)]);
-  if (one.length === 0) answer.append("No capsule is as long as those of right answers. The nearest are ", bold(a), " and ", bold(b), ".");
-  if (one.length === 1) {
-    answer.append("The network finds ", ...one[0], ` alone: ${article(b)} ${b} as well would explain ${percent(Math.max(0, digits.share))} of the rest, less than ${percent(about.digits.naming.explains)}.`);
-  }
-  if (one.length === 2) answer.append("The network finds ", ...one[0], " and ", ...one[1], ".");
-  if (exampleIndex >= 0) {
-    const labels = about.digits.labels[exampleIndex];
-    const right = labels.filter((j) => digits.named.includes(j)).length;
-    const [x, y] = labels.map((j) => `${article(j)} ${j}`);
-    answer.append(` The picture was made of ${x} and ${y}: ${["neither has", "one of them has", "both have"][right]} one of the two longest capsules.`);
-  }
+  showWhy();
+  tell("answer", `${answer.textContent} ${cnn.textContent}`);
 }
 
-// The CNN's answer is the two digits to which it gives the highest probabilities.
-function showCnnAnswer() {
-  const text = $("cnn-answer");
-  const [a, b] = [...classes].sort((i, j) => digits.cnn[j] - digits.cnn[i]);
+// Of a whole test image: how many of its two digits are among these two, which are said where they were not.
+function verdictOf(answered, said) {
+  if (drawing.example < 0 || drawing.kept.includes(false)) return "";
+  const right = about.digits.labels[drawing.example].filter((j) => answered.includes(j)).length;
+  return `${said ? `The two longest are ${answered.join(" and ")}. ` : ""}${["Neither is right.", "One of two is right.", "Both right."][right]}`;
+}
+
+function showWhy() {
+  const [, b] = digits.named;
+  const { naming: { explains }, labels } = about.digits;
+  const [share, asked] = apart(Math.max(0, digits.share), explains);
+  const text = $("why-text");
   text.replaceChildren();
   if (isEmpty()) return;
-  const probability = (j) => ` (${digits.cnn[j].toFixed(2)})`;
-  text.append(element("span", { className: "swatch cnn" }), "The CNN with pooling: ", bold(a), probability(a), " and ", bold(b), `${probability(b)}.`);
-  if (exampleIndex >= 0) {
-    const right = about.digits.labels[exampleIndex].filter((j) => j === a || j === b).length;
-    text.append(` ${["Neither", "One of the two", "Both"][right]} right.`);
-  }
+  if (drawing.example >= 0) text.append(`The test image was made of ${labels[drawing.example].map((j) => `${article(j)} ${j}`).join(" and ")}. `);
+  text.append(digits.reasons.length
+    ? `The capsules find no digit: ${digits.reasons.join(", and ")}. The longest are ${digits.named.join(" and ")}.`
+    : `${article(b) === "a" ? "A" : "An"} ${b} as second digit explains ${share} of what the first leaves: ${digits.found.length === 2 ? "at least" : "less than"} ${asked}.`);
 }
 
 // What would be answered with couplings that are all a tenth.
@@ -477,9 +557,10 @@ function showEven() {
   const answerOf = (iteration) => longest(iteration).map((j) => `${j} (${iteration.lengths[j].toFixed(2)})`).join(" and ");
   text.replaceChildren(digits.even ? "While couplings are even, more iterations change nothing. " : "");
   if (!isEmpty()) {
-    text.append("Routed: ", bold(answerOf(last)), ". With even couplings: ", bold(answerOf(first)), ". ");
+    text.append(`Routed, iteration ${digits.iteration}: `, bold(answerOf(last)), ". With even couplings: ", bold(answerOf(first)), ". ");
   }
-  text.append(`On ${thousands(about.digits.nTest)} test pictures this network finds both digits of ${percent(row.after)} with routing, and of ${percent(about.digits.evenAccuracy)} with even couplings.${
+  const [routedPart, evenPart] = apart(row.after, about.digits.evenAccuracy);
+  text.append(`On ${thousands(about.digits.nTest)} test images this network classifies both digits correctly in ${routedPart} with routing, and in ${evenPart} with even couplings.${
     Math.abs(row.after - about.digits.evenAccuracy) < 0.01 ? " Routing makes the lengths clearer, and hardly changes the answers." : ""}`);
 }
 
@@ -516,6 +597,105 @@ function chooseChild(i) {
   digits.child = i;
   showFormula(routed());
   showCouplings(routed());
+  showWalk();
+  tell("child", $("child-text").textContent);
+}
+
+// The votes of all small capsules for one digit, each times its coupling, in the two of the sixteen numbers in which the
+// votes differ most. `ends`: their sum, place by place, from 0 to s. `kept`: |s| as a part of the sum of their lengths.
+function walkOf({ c, s }, j, [p, q]) {
+  const { types } = about.digits.config;
+  const { uHat, size } = digits.result;
+  const I = size.length;
+  const ends = [[0, 0]];
+  let total = 0;
+  for (let i = 0; i < I; i++) {
+    const vote = uHat.subarray((j * I + i) * D, (j * I + i + 1) * D);
+    const [x, y] = i % types ? ends.pop() : ends.at(-1);
+    ends.push([x + c[j * I + i] * vote[p], y + c[j * I + i] * vote[q]]);
+    total += c[j * I + i] * Math.sqrt(dot(vote, vote));
+  }
+  const sum = s.subarray(j * D, (j + 1) * D);
+  return { ends, total, length: Math.sqrt(dot(sum, sum)) };
+}
+function mostVaried(j) {
+  const I = digits.result.size.length;
+  const variance = Array.from({ length: D }, (_, d) => {
+    let [sum, square] = [0, 0];
+    for (let i = 0; i < I; i++) {
+      const x = digits.result.uHat[(j * I + i) * D + d];
+      sum += x;
+      square += x * x;
+    }
+    return square / I - (sum / I) ** 2;
+  });
+  return [...variance.keys()].sort((a, b) => variance[b] - variance[a] || a - b).slice(0, 2);
+}
+
+function showWalk() {
+  const { types, side } = about.digits.config;
+  const j = dimensions.digit;
+  const I = digits.result.size.length;
+  const pair = mostVaried(j);
+  const walks = digits.result.iterations.map((iteration) => walkOf(iteration, j, pair));
+  const [now, even] = [walks[shownIteration() - 1], walks[0]];
+  const place = Math.floor(formula.shown / types);
+  const colour = digits.found.includes(j) ? `var(--${["first", "second"][digits.colour[digits.named.indexOf(j)]]})` : "var(--edge)";
+  const draw = (svg, ends) => { // axes; all points and the origin are in sight, on one scale for every iteration
+    const points = [[0, 0], ...ends];
+    const [low, high] = [Math.min, Math.max].map((most) => [0, 1].map((d) => most(...points.map((point) => point[d]))));
+    const scale = 270 / Math.max(high[0] - low[0], high[1] - low[1], 1e-6);
+    const at = ([x, y]) => `${(15 + scale * (x - low[0])).toFixed(1)} ${(285 - scale * (y - low[1])).toFixed(1)}`;
+    const [x0, y0] = at([0, 0]).split(" ");
+    svg.replaceChildren();
+    shape(svg, "path", { class: "edge", style: "stroke-width:0.75", d: `M0 ${y0}H300M${x0} 0V300` });
+    shape(svg, "text", { x: 298, y: y0 > 150 ? y0 - 5 : Number(y0) + 16, "text-anchor": "end" }, `number ${pair[0] + 1}`);
+    shape(svg, "text", { x: Number(x0) + (x0 > 150 ? -5 : 5), y: 14, "text-anchor": x0 > 150 ? "end" : "start" }, `number ${pair[1] + 1}`);
+    return at;
+  };
+  const path = (svg, at, points, attributes) => shape(svg, "path", { d: `M${points.map(at).join("L")}`, ...attributes });
+  let at = draw($("walk"), walks.flatMap(({ ends }) => ends));
+  path($("walk"), at, now.ends, { class: "walk", style: `stroke:${colour}` });
+  path($("walk"), at, even.ends, { class: "edge", "stroke-dasharray": "3 3" });
+  path($("walk"), at, now.ends.slice(place, place + 2), { class: "walk", style: "stroke:var(--text);stroke-width:5" });
+  const [cx, cy] = at(now.ends.at(-1)).split(" ");
+  shape($("walk"), "circle", { cx, cy, r: 6, style: `fill:${colour}` });
+  const part = ({ length, total }) => percent(length / total, 0);
+  $("walk-text").textContent = `The ${I} votes for ${j}, each times its coupling, laid end to end from the middle. Their lengths add up to ${now.total.toFixed(2)}; the sum s has length ${now.length.toFixed(2)}, ${part(now)} of it. With even couplings (dotted): ${part(even)}. The straighter the way, the better they agree. Bold: the chosen place.`;
+  // The votes of one place, as arrows from the middle: ten times coupling times vote, which is the vote where couplings are even.
+  const arrows = ({ c }) => Array.from({ length: types }, (_, t) => {
+    const i = place * types + t;
+    return pair.map((d) => 10 * c[j * I + i] * digits.result.uHat[(j * I + i) * D + d]);
+  });
+  const { v } = routed();
+  const parent = pair.map((d) => v[j * D + d]);
+  at = draw($("place"), [...digits.result.iterations.flatMap(arrows), parent]);
+  const shown = arrows(routed());
+  path($("place"), at, [[0, 0], parent], { class: "walk", style: "stroke:var(--text);stroke-width:5" });
+  shown.forEach((end) => path($("place"), at, [[0, 0], end], { class: "walk", style: `stroke:${colour}` }));
+  arrows(digits.result.iterations[0]).forEach((end) => path($("place"), at, [[0, 0], end], { class: "edge", "stroke-dasharray": "3 3" }));
+  $("place-text").textContent = `The ${types} votes for ${j} from row ${Math.floor(place / side) + 1}, column ${(place % side) + 1}, each times ten times its coupling. Dotted: with even couplings. A vote that points along the capsule v (black) grows over the iterations; one against it shrinks.`;
+  $("walk-digit").value = j;
+}
+
+// One line a small capsule: where it is, its vote for the chosen digit, logit, coupling and agreement in the iteration shown.
+function votesText() {
+  const { side, types } = about.digits.config;
+  const { size, uHat } = digits.result;
+  const { logits, c, v } = routed();
+  const [I, j] = [size.length, dimensions.digit];
+  const lines = [["digit", "iteration", "row", "column", "type", "length", "logit", "coupling", "agreement", ...Array.from({ length: D }, (_, d) => `vote${d + 1}`)]];
+  size.forEach((length, i) => {
+    const vote = uHat.subarray((j * I + i) * D, (j * I + i + 1) * D);
+    lines.push([j, shownIteration(), Math.floor(i / types / side) + 1, (Math.floor(i / types) % side) + 1, (i % types) + 1,
+      ...[length, logits[j * I + i], c[j * I + i], dot(vote, v.subarray(j * D, (j + 1) * D)), ...vote].map((x) => Number(x.toPrecision(6)))]);
+  });
+  return `${lines.map((line) => line.join(",")).join("\n")}\n`;
+}
+function saveVotes() {
+  const url = URL.createObjectURL(new Blob([votesText()], { type: "text/csv" }));
+  element("a", { href: url, download: `votes_for_${dimensions.digit}.csv` }).click();
+  setTimeout(() => URL.revokeObjectURL(url), 10000);
 }
 
 function showReconstructions({ lengths }) {
@@ -524,7 +704,8 @@ function showReconstructions({ lengths }) {
     const isFound = digits.found.includes(j);
     const pale = isEmpty() ? 0 : isFound ? 1 : 0.35;
     paint($(`recon${k}`), [digits.recon[k]], [colour.map((part) => part * pale)], SIDE);
-    $(`recon${k}-text`).replaceChildren(swatch(digits.colour[k]), "drawn from capsule ", bold(j), `, length ${lengths[j].toFixed(2)}${isFound || isEmpty() ? "" : ": not named"}`);
+    $(`recon${k}-text`).replaceChildren(...(isEmpty() ? ["redrawn by a capsule"]
+      : [swatch(digits.colour[k]), "redrawn by capsule ", bold(j), `: ${isFound ? `length ${lengths[j].toFixed(2)}` : "not found"}`]));
   });
   const present = [0, 1].filter((k) => digits.found.includes(digits.named[k]));
   const grey = [70, 70, 70];
@@ -623,6 +804,14 @@ function showCouplings({ c }) {
   text.append(". In the first iteration all are 0.100.");
 }
 
+function setRouting(iteration, even) {
+  Object.assign(digits, { iteration, even });
+  $("iterations").value = $("iterations-value").textContent = iteration;
+  $("even").checked = even;
+  dimensions.offsets.fill(0);
+  soon(updateAnswer);
+}
+
 function setUpAnswer() {
   for (const j of classes) {
     const bar = element("button", { type: "button", className: "bar", id: `bar${j}` },
@@ -630,19 +819,17 @@ function setUpAnswer() {
       element("span", { className: "tracks" }, element("span", { className: "track" }, element("i")),
         element("span", { className: "track thin" }, element("i"))),
       element("span", { className: "value" }));
-    bar.addEventListener("click", () => { chooseCapsule(j, false); showFormula(routed()); });
+    bar.addEventListener("click", () => chooseCapsule(j));
+    bar.querySelector(".thin").dataset.part = "cnn";
     $("bars").append(bar);
+    $("walk-digit").append(element("option", { value: j, textContent: j }));
   }
-  $("iterations").value = digits.iteration;
+  $("walk-digit").addEventListener("change", () => chooseCapsule(Number($("walk-digit").value)));
+  $("csv").addEventListener("click", saveVotes);
   $("trained-iterations").textContent = digits.iteration;
   $("n-primary").textContent = about.digits.config.side ** 2 * about.digits.config.types;
-  $("iterations").addEventListener("input", () => {
-    digits.iteration = Number($("iterations").value);
-    $("iterations-value").textContent = digits.iteration;
-    soon(updateAnswer);
-  });
-  $("iterations-value").textContent = digits.iteration;
-  $("even").addEventListener("change", () => { digits.even = $("even").checked; soon(updateAnswer); });
+  $("iterations").addEventListener("input", () => setRouting(Number($("iterations").value), digits.even));
+  $("even").addEventListener("change", () => setRouting(digits.iteration, $("even").checked));
   const { side, types, kernel } = about.digits.config;
   for (let t = 0; t < types; t++) $("type").append(element("option", { value: t + 1, textContent: t + 1 }));
   $("type").addEventListener("change", () => {
@@ -669,10 +856,11 @@ function setUpAnswer() {
   });
   const of = (model) => about.digits.accuracies.find((row) => row.model === model && row.metric === "set_accuracy").after;
   const [capsules, cnn] = [of("capsnet"), of("cnn_pool")];
-  $("better").replaceChildren(`On ${thousands(about.digits.nTest)} test pictures the capsules find both digits of `, bold(percent(capsules)),
-    ", the CNN with pooling and as many parameters of ", bold(percent(cnn)),
+  const [capsulesPart, cnnPart] = apart(capsules, cnn);
+  $("better").replaceChildren(`On ${thousands(about.digits.nTest)} test images the capsules classify both digits correctly in `, bold(capsulesPart),
+    ". The CNN with pooling has as many parameters and does so in ", bold(cnnPart),
     `: here ${capsules > cnn ? "the capsules are" : "the CNN is"} better. `, about.digits.study
-      ? `Over ${about.digits.study.n} trainings of each, with different seeds, they find ${studyText(about.digits.study)}`
+      ? `Over ${about.digits.study.n} trainings of each, with different seeds, the means are ${studyText(about.digits.study)}`
       : "This is one training of each; the repository has many.");
 }
 
@@ -685,12 +873,13 @@ const dimensions = {
   playing: null, // { d, start } while a number is played
 };
 
-function chooseCapsule(j, scroll) {
+function chooseCapsule(j) {
   dimensions.chosen = dimensions.digit = j;
   dimensions.offsets.fill(0);
   stopPlaying();
   updateDimensions();
-  if (scroll) $("dimensions").scrollIntoView();
+  showFormula(routed());
+  showWalk();
 }
 
 function changedCapsule() {
@@ -709,20 +898,21 @@ function updateDimensions() {
     const effect = (d) => (about.digits.names[j][d].name ? Math.abs(about.digits.names[j][d].effect) : 0);
     return effect(b) - effect(a) || a - b;
   });
-  order.forEach((d, place) => { $(`slider${d}`).parentNode.style.order = place; });
+  const rows = order.map((d) => $(`slider${d}`).parentNode);
+  if (rows.some((row, place) => row !== $("sliders").children[place])) $("sliders").append(...rows);
   about.digits.names[j].forEach(({ name, effect }, d) => {
     const label = $(`name${d}`);
     label.replaceChildren(name || "no single effect");
     label.style.color = name ? "" : "var(--soft)";
-    if (name) label.append(" ", element("small", { textContent: `${signed(effect, 1)} sd` }));
+    if (name) label.append(" ", element("small", { textContent: `${signed(effect)} sd` }));
     label.title = name
-      ? `From −0.25 to +0.25: ${name} changes by ${signed(effect, 1)} standard deviations of the test digits`
+      ? `From −0.25 to +0.25: ${name} changes by ${signed(effect)} standard deviations of the test digits`
       : "From −0.25 to +0.25 no measure changes by half a standard deviation of the test digits";
   });
   const now = routed();
   const length = now.lengths[j];
   $("capsule-text").textContent = length < 0.3
-    ? `Capsule ${j} has length ${length.toFixed(2)}: there is no ${j} in the picture, and what it draws means little.`
+    ? `Capsule ${j} has length ${length.toFixed(2)}: there is no ${j} in the image, and what it draws means little.`
     : `Capsule ${j}, length ${length.toFixed(2)}.`;
   const read = digits.named.includes(j) ? digits.recon[digits.named.indexOf(j)] : Networks.decoder(models.digits, capsuleOf(now, j), j);
   paint($("before"), [read], [WHITE], SIDE);
@@ -731,14 +921,11 @@ function updateDimensions() {
 
 // The changed picture and the values beside the sliders.
 function updateSliders() {
-  timed("slider", () => {
-    const picture = Networks.decoder(models.digits, changedCapsule(), dimensions.digit);
-    paint($("after"), [picture], [WHITE], SIDE);
-    for (let d = 0; d < D; d++) {
-      $(`slider${d}`).value = dimensions.offsets[d];
-      $(`slider-value${d}`).textContent = signed(dimensions.offsets[d]);
-    }
-  });
+  paint($("after"), [Networks.decoder(models.digits, changedCapsule(), dimensions.digit)], [WHITE], SIDE);
+  for (let d = 0; d < D; d++) {
+    $(`slider${d}`).value = dimensions.offsets[d];
+    $(`slider-value${d}`).textContent = signed(dimensions.offsets[d]);
+  }
 }
 
 function stopPlaying() {
@@ -770,11 +957,18 @@ function playFrame(time) {
   requestAnimationFrame(playFrame);
 }
 
+function setRange() {
+  const range = Number($("range").value);
+  dimensions.offsets = dimensions.offsets.map((value) => Math.max(-range, Math.min(range, value)));
+  for (let d = 0; d < D; d++) Object.assign($(`slider${d}`), { min: -range, max: range });
+  updateSliders();
+}
+
 function setUpDimensions() {
   for (const j of classes) {
     const input = element("input", { type: "radio", name: "capsule", id: `pick${j}`, value: j });
     input.setAttribute("aria-label", `Digit ${j}`);
-    input.addEventListener("change", () => chooseCapsule(j, false));
+    input.addEventListener("change", () => chooseCapsule(j));
     $("picker").append(element("label", { className: "segment" }, input, element("span", { textContent: j })));
   }
   for (let d = 0; d < D; d++) {
@@ -792,22 +986,17 @@ function setUpDimensions() {
       element("span", { className: "index", textContent: d + 1 }),
       element("label", { id: `name${d}`, htmlFor: `slider${d}` }),
       input,
-      element("output", { id: `slider-value${d}` }),
+      element("span", { className: "out", id: `slider-value${d}` }),
       button));
   }
-  $("range").addEventListener("change", () => {
-    const range = Number($("range").value);
-    dimensions.offsets = dimensions.offsets.map((value) => Math.max(-range, Math.min(range, value)));
-    for (let d = 0; d < D; d++) Object.assign($(`slider${d}`), { min: -range, max: range });
-    updateSliders();
-  });
+  $("range").addEventListener("change", setRange);
   $("reset").addEventListener("click", () => { stopPlaying(); dimensions.offsets.fill(0); updateSliders(); });
 }
 
 // -------------------------------------------------------------------------------------------------------- 3. a viewpoint
 
 const part = about.viewpoint;
-const view = { object: 0, azimuth: 60, elevation: 30, drag: null, poses: [], ringJob: 0 }; // poses: of the class, all round
+const view = { ...part.opening, drag: null, ringJob: 0 };
 const RING_STEP = 5; // degrees
 const VIEW_SIDE = part.config.imageSize;
 
@@ -821,20 +1010,18 @@ const best = (scores) => scores.indexOf(Math.max(...scores));
 
 // All of the section but the ring's answers, after every step of a drag.
 function updateView() {
-  timed("drag", () => {
-    const { image, capsules, cnn } = answersAt(view.azimuth);
-    paint($("small-view"), [image], [WHITE], VIEW_SIDE);
-    paint($("view"), [Networks.renderVoxels(part.objects[view.object], view.azimuth, view.elevation, 128)], [WHITE], 128);
-    showAnswers("answer-capsules", ACTIVATIONS ? capsules.a : Networks.softmax(capsules.scores), capsules.scores);
-    showAnswers("answer-cnn", Networks.softmax(cnn), cnn);
-    showVerdict(best(capsules.scores), best(cnn));
-    showPose(capsules.mu);
-    $("azimuth").value = view.azimuth;
-    $("elevation").value = view.elevation;
-    $("azimuth-value").textContent = `${Math.round(view.azimuth)}°`;
-    $("elevation-value").textContent = `${Math.round(view.elevation)}°`;
-    showHand();
-  });
+  const { image, capsules, cnn } = answersAt(view.azimuth);
+  paint($("small-view"), [image], [WHITE], VIEW_SIDE);
+  paint($("view"), [Networks.renderVoxels(part.objects[view.object], view.azimuth, view.elevation, 128)], [WHITE], 128);
+  showAnswers("answer-capsules", ACTIVATIONS ? capsules.a : Networks.softmax(capsules.scores), capsules.scores);
+  showAnswers("answer-cnn", Networks.softmax(cnn), cnn);
+  showVerdict(best(capsules.scores), best(cnn));
+  showPose(capsules.mu);
+  for (const name of ["azimuth", "elevation"]) {
+    $(name).value = view[name];
+    $(`${name}-value`).textContent = `${Math.round(view[name])}°`;
+  }
+  showHand();
 }
 
 function showAnswers(id, p, scores) {
@@ -855,42 +1042,20 @@ function showVerdict(capsules, cnn) {
   const word = (answer) => (answer === view.object ? "right" : `wrong (${part.classes[answer]})`);
   $("verdict").replaceChildren(
     within ? "A side within the trained range. " : "A side that neither network was trained on. ",
-    `It is ${the}`, bold(truth), ": the capsules are ", bold(word(capsules)), ", the CNN is ", bold(word(cnn)), ".");
+    `It is ${the}`, bold(truth), ": the capsules are ", bold(word(capsules)), element("span", { className: hides("cnn") ? "away" : "" }, ", the CNN is ", bold(word(cnn))), ".");
+  tell("verdict", $("verdict").textContent);
 }
 
-// The pose of the object's class as a frame of three arrows, and as numbers.
-const ARROWS = ["var(--cnn)", "var(--third)", "var(--capsules)"];
+// The pose of the object's class, as numbers.
 const POSE_ZERO = 0.05; // smaller entries are shown as 0.0
 const poseOf = (mu) => [...mu.slice(16 * view.object, 16 * (view.object + 1))];
-const arrowEnds = (pose) => [0, 1, 2].map((r) => {
-  const [x, y, z] = pose.slice(4 * r, 4 * r + 3);
-  return [x + 0.35 * z, -y - 0.35 * z]; // from the right and above
-});
 
 function showPose(mu) {
   const pose = poseOf(mu);
-  const ends = arrowEnds(pose);
-  const turn = view.poses.map(arrowEnds); // the same all round
-  const reach = Math.max(...[...turn, ends].flat(2).map(Math.abs));
-  const scale = 86 / Math.max(reach, POSE_ZERO); // arrows that the numbers do not show are not drawn large
-  const at = ([x, y]) => `${(scale * x).toFixed(1)} ${(scale * y).toFixed(1)}`;
-  const svg = $("frame");
-  svg.replaceChildren();
-  ARROWS.forEach((colour, r) => {
-    if (turn.length) {
-      const way = turn.map((frame) => at(frame[r])).join("L");
-      shape(svg, "path", { d: `M${way}Z`, style: `fill:none;stroke:${colour};stroke-width:1.2;opacity:0.45` });
-    }
-  });
-  ARROWS.forEach((colour, r) => {
-    shape(svg, "path", { d: `M0 0L${at(ends[r])}`, style: `stroke:${colour};stroke-width:4.5;stroke-linecap:round` });
-    const [cx, cy] = at(ends[r]).split(" ");
-    shape(svg, "circle", { cx, cy, r: 6, style: `fill:${colour}` });
-  });
   const isZero = pose.every((entry) => Math.abs(entry) < POSE_ZERO);
   $("pose-zero").textContent = isZero ? "Here the pose is zero to one decimal: the activation of this class alone answers. " : "";
   const limit = 6; // entries of this size have the full colour
-  [...$("matrix").children].forEach((cell, k) => {
+  document.querySelectorAll("#matrix td").forEach((cell, k) => {
     const strength = Math.min(1, Math.abs(pose[k]) / limit);
     cell.textContent = signed(pose[k], 1);
     const colour = pose[k] < 0 ? "var(--cnn)" : "var(--capsules)";
@@ -932,7 +1097,7 @@ function setUpRing() {
   view.hand = shape(svg, "path", { style: "stroke:var(--text);stroke-width:2" });
   view.knob = shape(svg, "circle", { r: 8, style: "fill:var(--text);stroke:var(--card);stroke-width:2.5" });
   $("ring-text").append(
-    "Filled: right at this azimuth, for this object and elevation. Outer ring ", element("span", { className: "swatch capsules" }),
+    "Filled: classified correctly at this azimuth, for this object and elevation. Outer ring ", element("span", { className: "swatch capsules" }),
     "capsules, inner ring ", element("span", { className: "swatch cnn" }), "CNN. ", element("span", { id: "ring-count" }));
   const turn = (event) => {
     const box = svg.getBoundingClientRect();
@@ -955,14 +1120,12 @@ function showHand() {
 function updateRing() {
   const job = ++view.ringJob;
   const right = [0, 0];
-  const poses = [];
   let [k, nHeldOut] = [0, 0];
   const next = () => {
     if (job !== view.ringJob) return; // a newer one has begun
     for (const stop = Math.min(k + 4, view.fields.length); k < stop; k++) {
       const azimuth = k * RING_STEP;
       const { capsules, cnn } = answersAt(azimuth);
-      poses.push(poseOf(capsules.mu));
       const unseen = part.heldOut === "azimuth" && inRange(azimuth, part.testAzimuths);
       nHeldOut += unseen;
       [capsules.scores, cnn].forEach((scores, n) => {
@@ -975,9 +1138,7 @@ function updateRing() {
       setTimeout(next);
       return;
     }
-    view.poses = poses;
-    soon(updateView);
-    if (nHeldOut) $("ring-count").textContent = `Of ${nHeldOut} held-out azimuths the capsules know ${right[0]}, the CNN ${right[1]}.`;
+    if (nHeldOut) $("ring-count").textContent = `Of ${nHeldOut} held-out azimuths the capsules classify ${right[0]} correctly, the CNN ${right[1]}.`;
   };
   clearTimeout(view.ringTimer);
   view.ringTimer = setTimeout(next, 100);
@@ -989,24 +1150,20 @@ function setView(azimuth, elevation) {
   view.elevation = Math.max(-30, Math.min(80, elevation));
   if (view.elevation !== before) updateRing();
   soon(updateView);
-  rememberSoon();
 }
 
 function selectObject(j) {
   view.object = j;
-  view.poses = [];
   $("pose-title").textContent = `Pose of the class “${part.classes[j]}”`;
   updateRing();
   soon(updateView);
-  rememberSoon();
 }
 
-// The mean over many sets of shapes, where it was measured.
+// The page opens on a chosen view; the mean over many sets of shapes stands beside it, where it was measured.
 function showStudy() {
   const { study } = part;
-  if (!study) return;
-  $("study").hidden = false;
-  $("study").textContent = `These are five shapes of one seed. Over ${study.n} such sets they know, of the held-out views, ${studyText(study)}`;
+  $("study").textContent = `The page opens where these two networks differ most: ${part.classes[part.opening.object]} at elevation ${part.opening.elevation}°. That is no average. ${study
+    ? `These are five shapes of one seed. Over ${study.n} such sets the means on held-out views are ${studyText(study)}` : ""}`;
 }
 
 function setUpView() {
@@ -1024,7 +1181,7 @@ function setUpView() {
     }
   }
   $("trained-elevations").textContent = part.trainElevations.map((angle) => `${angle}°`).join(" to ");
-  for (let k = 0; k < 16; k++) $("matrix").append(element("span"));
+  for (let r = 0; r < 4; r++) $("matrix").tBodies[0].append(element("tr", {}, ...[0, 1, 2, 3].map(() => element("td"))));
   setUpRing();
   const canvas = $("view");
   canvas.addEventListener("pointerdown", (event) => {
@@ -1050,6 +1207,7 @@ function setUpView() {
 
 // ------------------------------------------------------------------------------------------------------- 4. the numbers
 
+const commitText = (commit) => `${(commit ?? "unknown").slice(0, 12)}${commit?.endsWith("-dirty") ? " with changes" : ""}`;
 function showNumbers() {
   const names = { capsnet: "CapsNet", cnn_pool: "CNN with pooling", capsules: "matrix capsules", cnn_matched: "CNN, as many parameters" };
   const rows = [
@@ -1061,12 +1219,15 @@ function showNumbers() {
       (text) => element("td", { textContent: text }))));
   }
   const { nTest, naming } = about.digits;
-  $("naming").textContent = `The network was trained on pairs alone, and some capsule is always second. It is named where its drawing explains at least ${percent(naming.explains)} of the squared error that the first drawing leaves. So one digit alone is named as one in ${percent(naming.one)} of ${thousands(nTest)} test pictures, and two as two in ${percent(naming.two)} of ${thousands(nTest)}.`;
+  $("naming").textContent = `Trained on pairs alone, the network always has a second capsule. So a second digit is found where redrawing it explains at least ${percent(naming.explains)} of the squared error that the first leaves.`
+    + ` There are three reasons to find none. The longest capsule is below ${naming.least}, less than ${percent(naming.explained)} of the image is explained, or strokes are wider than ${naming.widest} pixels.`
+    + ` These bounds were chosen on ${thousands(naming.nChoice)} composites of training digits and as many single ones. Of ${thousands(nTest)} test images of one digit they find one in ${percent(naming.one)}. Of ${thousands(nTest)} of two they find two in ${percent(naming.two)}.`;
   const { run } = about.digits;
   $("provenance").textContent = `Two digits: ${run.dataset}, seed ${run.seed}, ${run.epochs} epochs,`
-    + ` ${thousands(about.digits.nTest)} test pictures; the ${about.digits.nExamples} test pictures of this page are the first of them.`
+    + ` ${thousands(about.digits.nTest)} test images; test images 1 to ${about.digits.nExamples} of this page are the first of them.`
     + ` Viewpoint: ${part.run.dataset}, seed ${part.run.seed}, ${part.run.epochs} epochs, ${part.nTest} held-out views with noise; this page draws without noise.`
-    + ` Written by make_explorer.py at commit ${(about.commit ?? "unknown").slice(0, 12)}${about.commit?.endsWith("-dirty") ? " with changes" : ""}.`;
+    + ` make_explorer.py took the networks, and their accuracy as trained, at commit ${commitText(about.commit)}.`
+    + ` It measured the rest at commit ${commitText(about.measuredCommit ?? about.commit)}, and wrote text and scripts at commit ${commitText(about.pageCommit)}.`;
 }
 
 // ------------------------------------------------------------------------------------------------ 5. EM routing in a plane
@@ -1105,19 +1266,31 @@ function updatePlane() {
       const handle = plane.handles[2 * i + j];
       handle.setAttribute("transform", `translate(${at(x).toFixed(2)} ${at(-y).toFixed(2)})`);
       handle.firstChild.setAttribute("r", (5 + 4 * r[2 * i + j]).toFixed(2));
-      handle.setAttribute("aria-label", `Vote of child ${i + 1} for ${name}: ${x.toFixed(1)}, ${y.toFixed(1)}`);
+      handle.setAttribute("aria-valuenow", x.toFixed(1));
+      handle.setAttribute("aria-valuetext", `${signed(x, 1)}, ${signed(y, 1)}, assigned ${r[2 * i + j].toFixed(2)}`);
     }
   }
-  const body = $("assignments").tBodies[0];
-  body.replaceChildren(...[0, 1, 2, 3].map((i) => element("tr", {}, element("th", { scope: "row", textContent: i + 1 }),
-    ...[0, 1].map((j) => element("td", { textContent: r[2 * i + j].toFixed(3) })))),
-    element("tr", {}, element("th", { scope: "row", textContent: "activation" }), ...[0, 1].map((j) => element("td", {}, bold(a[j].toFixed(2))))));
+  // What the M-step has computed of each parent, with beta_v = 0 and lambda = 1: networks.js has the same in one line.
+  const mass = [0, 1].map((j) => [0, 1, 2, 3].reduce((sum, i) => sum + r[2 * i + j], 0));
+  const costs = [0, 1].map((j) => [0, 1].map((d) => 0.5 * Math.log(sigmaSq[2 * j + d]) * mass[j]));
+  const row = (name, cells) => element("tr", {}, element("th", { scope: "row", textContent: name }), ...cells.map((cell) => element("td", {}, cell)));
+  const pairOf = (x, places = 2) => `${signed(x[0], places)}, ${signed(x[1], places)}`;
+  $("assignments").tBodies[0].replaceChildren(
+    ...[0, 1, 2, 3].map((i) => row(`child ${i + 1}`, [0, 1].map((j) => r[2 * i + j].toFixed(3)))),
+    row("sum R", mass.map((m) => m.toFixed(2))),
+    row("mean μ", [0, 1].map((j) => pairOf(mu.slice(2 * j, 2 * j + 2)))),
+    row("variance σ²", [0, 1].map((j) => pairOf(sigmaSq.slice(2 * j, 2 * j + 2)).replaceAll("+", ""))),
+    row("cost", costs.map((cost) => pairOf(cost))),
+    row("activation a", [0, 1].map((j) => bold(a[j].toFixed(2)))));
+  $("plane-equation").replaceChildren(...[0, 1].map((j) => element("span", {},
+    `a(${PLANE.names[j]}) = sigmoid(β − costs) = sigmoid(${signed(PLANE.betaA, 0)} ${signed(-costs[j][0])} ${signed(-costs[j][1])}) = sigmoid(${signed(PLANE.betaA - costs[j][0] - costs[j][1])}) = ${a[j].toFixed(2)}`,
+    element("br"))), "A cost is ln σ times R, for each of the two numbers of a vote. Votes close together cost little, or less than nothing.");
   $("plane-value").textContent = PLANE.iterations;
   $("plane-iterations").value = PLANE.iterations;
   $("plane-text").textContent = PLANE.iterations === 1
     ? "All assignments are even. Each Gaussian is fitted to all of its four votes."
     : activeParents(a, r);
-  svg.dataset.drawn = "true";
+  tell("plane", $("plane-text").textContent);
 }
 
 function setUpPlane() {
@@ -1130,13 +1303,16 @@ function setUpPlane() {
     plane.votes[2 * n] = within(x);
     plane.votes[2 * n + 1] = within(y);
     soon(updatePlane);
-    rememberSoon();
   };
   for (let n = 0; n < 8; n++) {
-    const handle = shape(svg, "g", { tabindex: 0, role: "slider", class: "handle", "aria-valuenow": 0 });
+    const handle = shape(svg, "g", { tabindex: 0, role: "slider", class: "handle", "aria-valuemin": -PLANE.reach, "aria-valuemax": PLANE.reach, "aria-label": `Vote of child ${(n >> 1) + 1} for ${PLANE.names[n % 2]}` });
     shape(handle, "circle", { style: `fill:${COLOUR[n % 2]};stroke:var(--card);stroke-width:1.5` });
     shape(handle, "text", { "text-anchor": "middle", y: -12, class: "strong" }, `${(n >> 1) + 1}${PLANE.names[n % 2]}`);
-    handle.addEventListener("pointerdown", (event) => { svg.setPointerCapture(event.pointerId); plane.drag = n; });
+    handle.addEventListener("pointerdown", (event) => {
+      event.preventDefault(); // no selection of text
+      svg.setPointerCapture(event.pointerId);
+      plane.drag = n;
+    });
     handle.addEventListener("keydown", (event) => {
       const step = { ArrowLeft: [-0.2, 0], ArrowRight: [0.2, 0], ArrowUp: [0, 0.2], ArrowDown: [0, -0.2] }[event.key];
       if (!step) return;
@@ -1158,119 +1334,233 @@ function setUpPlane() {
   $("plane-iterations").addEventListener("input", () => {
     PLANE.iterations = Number($("plane-iterations").value);
     soon(updatePlane);
-    rememberSoon();
   });
-  $("plane-reset").addEventListener("click", () => { plane.votes = START.flat(2); PLANE.iterations = 1; soon(updatePlane); rememberSoon(); });
+  $("plane-reset").addEventListener("click", () => { plane.votes = START.flat(2); PLANE.iterations = 1; soon(updatePlane); });
   updatePlane();
 }
 
-// ------------------------------------------------------------------------------------------------------ 6. the link, the tour
+// ------------------------------------------------------------------------------------------------------ 6. the link
 
-// State and drawing as `#v=1&…` in the address. A coordinate of the drawing is one of 64 letters.
+// Everything that a person has set, as `#v=2&…&z=checksum`. A coordinate of the drawing is two of 64 letters.
+const VERSION = 2;
 const LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
-const letterOf = (x) => LETTERS[Math.max(0, Math.min(63, Math.round((63 * x) / LAYER_SIDE)))];
+const SECTIONS = [...document.querySelectorAll("section")].map(({ id }) => id);
+const PARTS = new Set([...document.querySelectorAll("[data-part]")].flatMap((e) => e.dataset.part.split(" ")));
+const lesson = { only: [], hide: [] }; // sections and parts, by name
+const hides = (part) => lesson.hide.includes(part);
+const link = { damaged: false, timer: 0 };
 
 function drawingText() {
-  return strokes.map(({ layer, points }) => {
-    const pairs = points.map(({ x, y }) => letterOf(x) + letterOf(y));
-    return layer + pairs.filter((pair, k) => pair !== pairs[k - 1]).join("");
-  }).join(".");
+  const letters = (x) => LETTERS[stepOf(x) >> 6] + LETTERS[stepOf(x) & 63];
+  return drawing.strokes.map(({ layer, points }) => layer + points.map(({ x, y }) => letters(x) + letters(y)).join("")).join(".");
 }
 function drawingOf(text) {
-  return text.split(".").filter((word) => /^[01]([\w-]{2})+$/.test(word)).map((word) => ({
+  if (!/^([01]([\w-]{4})+(\.(?=.)|$))*$/.test(text)) return null;
+  const place = (letters) => placeOf(64 * LETTERS.indexOf(letters[0]) + LETTERS.indexOf(letters[1]));
+  return text.split(".").filter(Boolean).map((word) => ({
     layer: Number(word[0]),
-    points: word.slice(1).match(/../g).map((pair) => {
-      const [x, y] = [...pair].map((letter) => (LETTERS.indexOf(letter) * LAYER_SIDE) / 63);
-      return { x, y };
-    }),
+    points: word.slice(1).match(/.{4}/g).map((four) => ({ x: place(four), y: place(four.slice(2)) })),
   }));
+}
+function checksum(text) {
+  let sum = 7;
+  for (const letter of text) sum = (31 * sum + letter.charCodeAt(0)) % 4093;
+  return sum.toString(36);
+}
+
+function showParts() {
+  for (const e of document.querySelectorAll("[data-part]")) e.classList.toggle("away", e.dataset.part.split(" ").some(hides));
+}
+
+// The section whose heading was passed last.
+function sectionInSight() {
+  const passed = SECTIONS.filter((id) => $(id).offsetParent && $(id).getBoundingClientRect().top < innerHeight / 3);
+  return passed.at(-1) ?? SECTIONS[0];
 }
 
 function stateText() {
-  const state = { v: 1, t: digits.iteration, e: Number(digits.even), f: Number($("fit").checked), k: dimensions.chosen ?? "",
-    o: view.object, a: Math.round(view.azimuth), h: Math.round(view.elevation), r: PLANE.iterations,
-    p: plane.votes.map((x) => Math.round(10 * x)).join(",") };
-  state[exampleIndex >= 0 ? "x" : "d"] = exampleIndex >= 0 ? exampleIndex : drawingText();
-  return new URLSearchParams(state).toString();
+  const state = {
+    v: VERSION, s: sectionInSight(), c: drawing.layer, t: digits.iteration, e: Number(digits.even), f: Number($("fit").checked),
+    k: dimensions.chosen ?? "", i: digits.child ?? "", g: $("range").value,
+    n: dimensions.offsets.some(Boolean) && !dimensions.playing ? [...dimensions.offsets].map((x) => Math.round(100 * x)).join(",") : "",
+    o: view.object, a: Math.round(view.azimuth) % 360, h: Math.round(view.elevation), r: PLANE.iterations,
+    p: plane.votes.map((x) => Math.round(10 * x)).join(","), big: Number($("big").checked), only: lesson.only.join(","), hide: lesson.hide.join(","),
+  };
+  if (drawing.example >= 0) Object.assign(state, { x: drawing.example + 1, m: drawing.kept.map(Number).join("") });
+  else state.d = drawingText();
+  for (const [key, value] of Object.entries(state)) if (value === "" && key !== "d") delete state[key];
+  const text = new URLSearchParams(state).toString().replaceAll("%2C", ",");
+  return `${text}&z=${checksum(text)}`;
 }
 
-let remembering = 0;
+// After whatever a person does. A damaged link stays in the address until then.
 function rememberSoon() {
-  clearTimeout(remembering);
-  remembering = setTimeout(() => history.replaceState(null, "", `#${stateText()}`), 300);
+  clearTimeout(link.timer);
+  link.timer = setTimeout(() => {
+    const text = `#${stateText()}`;
+    if (!link.damaged && !drawing.pen && text !== location.hash) history.replaceState(null, "", text);
+  }, 300);
 }
 
-function restore() {
-  const state = new URLSearchParams(location.hash.slice(1));
-  const whole = (name, most, otherwise) => {
-    const value = Number(state.get(name) || NaN);
-    return Number.isInteger(value) && value >= 0 && value <= most ? value : otherwise;
+// The state of a link, from the text after its #. What is not in it is as at the beginning.
+function restore(text = location.hash.slice(1)) {
+  if (SECTIONS.includes(text)) text = `s=${text}`;
+  const state = new URLSearchParams(text);
+  const wrong = [];
+  const read = (key, parse, otherwise) => {
+    if (!state.has(key)) return otherwise;
+    const value = parse(state.getAll(key).at(-1)); // what a teacher adds stands last
+    if (value !== null) return value;
+    wrong.push(key);
+    return otherwise;
   };
-  digits.iteration = Math.max(1, whole("t", MAX_ITERATIONS, digits.iteration));
-  digits.even = state.get("e") === "1";
-  $("iterations").value = $("iterations-value").textContent = digits.iteration;
-  $("even").checked = digits.even;
-  $("fit").checked = state.get("f") !== "0";
-  PLANE.iterations = Math.max(1, whole("r", 6, 1));
-  const votes = (state.get("p") ?? "").split(",").map((x) => Number(x || NaN) / 10);
-  if (votes.length === 16 && votes.every((x) => Math.abs(x) <= PLANE.reach)) plane.votes = votes;
+  const whole = (low, high) => (word) => (/^-?\d+$/.test(word) && word >= low && word <= high ? Number(word) : null);
+  const numbers = (n, most) => (word) => {
+    const list = word.split(",").map(whole(-most, most));
+    return list.length === n && !list.includes(null) ? list : null;
+  };
+  const words = (known) => (word) => {
+    const list = word.split(",").filter(Boolean);
+    return list.every((name) => known.includes(name)) ? list : null;
+  };
+  const isOther = state.has("v") && state.get("v") !== String(VERSION);
+  if (isOther) for (const key of [...state.keys()]) state.delete(key);
+
+  stopPlaying();
+  lesson.only = read("only", words(SECTIONS), []);
+  lesson.hide = read("hide", words([...PARTS]), []);
+  for (const id of SECTIONS) $(id).classList.toggle("away", lesson.only.length > 0 && !lesson.only.includes(id));
+  showParts();
+  for (const e of document.querySelectorAll("nav a")) e.classList.toggle("away", $(e.hash.slice(1)).classList.contains("away"));
+  $("big").checked = read("big", whole(0, 1), 0) === 1;
+  setType();
+  selectLayer(read("c", whole(0, 1), 0));
+  setRouting(read("t", whole(1, MAX_ITERATIONS), about.digits.config.iterations), read("e", whole(0, 1), 0) === 1);
+  $("fit").checked = read("f", whole(0, 1), 1) === 1;
+  PLANE.iterations = read("r", whole(1, 6), 1);
+  plane.votes = read("p", numbers(16, 10 * PLANE.reach), START.flat(2).map((x) => 10 * x)).map((x) => x / 10);
   updatePlane();
-  if (state.has("d")) redraw(drawingOf(state.get("d")));
-  else showExample(whole("x", about.digits.labels.length - 1, undefined));
-  dimensions.chosen = state.get("k") ? dimensions.digit = whole("k", classes.length - 1, 0) : null;
-  view.azimuth = whole("a", 359, view.azimuth);
-  const elevation = Number(state.get("h") || NaN);
-  if (elevation >= -30 && elevation <= 80) view.elevation = elevation;
-  const object = whole("o", part.classes.length - 1, view.object);
-  document.querySelector(`input[name="object"][value="${object}"]`).checked = true;
-  selectObject(object);
+  const strokes = read("d", drawingOf, null);
+  const example = strokes ? -1 : read("x", whole(1, about.digits.labels.length), 1) - 1;
+  const kept = read("m", (word) => (/^(01|10|11)$/.test(word) ? [...word].map((one) => one === "1") : null), [true, true]);
+  digits.child = read("i", whole(0, about.digits.config.side ** 2 * about.digits.config.types - 1), null);
+  change({ strokes: strokes ?? [], example, kept });
+  dimensions.chosen = read("k", whole(0, classes.length - 1), null);
+  if (dimensions.chosen !== null) dimensions.digit = dimensions.chosen;
+  $("range").value = read("g", (word) => (["0.25", "0.5", "1"].includes(word) ? word : null), "0.25");
+  updateDigits();
+  dimensions.offsets = Float32Array.from(read("n", numbers(D, 100), Array(D).fill(0)), (x) => x / 100);
+  setRange();
+  view.azimuth = read("a", whole(0, 359), part.opening.azimuth);
+  view.elevation = read("h", whole(-30, 80), part.opening.elevation);
+  selectObject(read("o", whole(0, part.classes.length - 1), part.opening.object));
+  const section = read("s", (word) => (SECTIONS.includes(word) ? word : null), null);
+  if (section) goTo(section);
+
+  const isCut = state.has("v") && checksum(text.split("&z=")[0]) !== state.get("z");
+  link.damaged = isOther || isCut || wrong.length > 0;
+  $("failure").hidden = !link.damaged;
+  $("failure").textContent = isOther
+    ? "This link is of another version of this page, which cannot read it. The page is shown as it opens."
+    : `This link is damaged or incomplete.${["d", "x", "m"].some((key) => wrong.includes(key)) ? " Its image cannot be read." : ""} What could be read is shown.`;
 }
 
-const TOUR = [
-  ["#digits", "Two digits, one picture. Draw your own over each other, or take a test picture.", () => showExample(0)],
-  ["#bars", "Ten capsules answer, thick bars, by their length. The thin bars are the answer of an ordinary CNN."],
-  ["#tray", "Pictures on which the two networks differ. Choose one and see who is wrong."],
-  ["#iterations", "Routing: from iteration to iteration the small capsules give more weight to where they agree. Move the slider, then try even couplings.",
-    () => { digits.iteration = 1; $("iterations").value = $("iterations-value").textContent = 1; soon(updateAnswer); }],
-  ["#dimensions", "Sixteen numbers describe a digit. Each slider moves one; the upper ones change most.",
-    () => { digits.iteration = about.digits.config.iterations; $("iterations").value = $("iterations-value").textContent = digits.iteration; soon(updateAnswer); }],
-  ["#viewpoint", "Turn an object to sides that neither network has seen. Which one still knows it?"],
-];
-function setUpTour() {
-  let step = 0;
-  const show = (next) => {
-    step = next;
-    $("tour").hidden = !TOUR[step];
-    for (const marked of document.querySelectorAll(".toured")) marked.classList.remove("toured");
-    if (!TOUR[step]) return;
-    const [where, text, act] = TOUR[step];
-    act?.();
-    document.querySelector(where).classList.add("toured");
-    document.querySelector(where).scrollIntoView({ block: where === "#bars" || where === "#tray" || where === "#iterations" ? "center" : "start" });
-    $("tour-text").replaceChildren(bold(`${step + 1} of ${TOUR.length}. `), text);
-    $("tour-next").textContent = step + 1 < TOUR.length ? "Next" : "End";
-  };
-  $("start-tour").addEventListener("click", () => { show(0); $("tour-next").focus(); });
-  $("tour-next").addEventListener("click", () => show(step + 1));
-  $("tour-back").addEventListener("click", () => show(Math.max(0, step - 1)));
-  $("tour-end").addEventListener("click", () => show(TOUR.length));
-  for (const link of document.querySelectorAll("a[href^='#']")) { // the address is that of the state
-    link.addEventListener("click", (event) => {
+function setType() {
+  document.documentElement.toggleAttribute("data-big", $("big").checked);
+}
+
+// To a section: its heading in sight, and the next Tab begins there.
+function goTo(id) {
+  const heading = $(`${id}-title`);
+  (id === SECTIONS[0] ? document.body : heading).scrollIntoView();
+  heading.focus({ preventScroll: true });
+}
+
+function setUpLink() {
+  for (const anchor of document.querySelectorAll("a[href^='#']")) { // the address is that of the state
+    anchor.addEventListener("click", (event) => {
       event.preventDefault();
-      document.querySelector(link.getAttribute("href")).scrollIntoView();
+      goTo(anchor.hash.slice(1));
     });
   }
+  addEventListener("hashchange", ({ newURL }) => restore(new URL(newURL).hash.slice(1)));
+  for (const type of ["pointerdown", "keydown"]) addEventListener(type, () => { link.damaged = false; $("copied").hidden = true; }, true);
+  for (const type of ["input", "click", "pointerup", "keyup", "scroll"]) addEventListener(type, rememberSoon);
+  $("big").addEventListener("change", setType);
+  $("section-names").textContent = SECTIONS.join(", ");
+  $("part-names").textContent = [...PARTS].join(", ");
   $("copy").addEventListener("click", async () => {
     history.replaceState(null, "", `#${stateText()}`);
-    const holds = "Your drawing and all settings are in the part from #.";
-    const elsewhere = location.protocol === "file:" ? " This page is a file on your machine: others put that part behind the address of their own copy." : "";
+    const holds = `The link holds ${drawing.example < 0 ? "your drawing" : "this test image"}, every setting and the section.`;
+    const elsewhere = location.protocol === "file:" ? " This page is a file on your machine: others put the part from # behind the address of their own copy." : "";
+    $("copied").hidden = false;
     try {
       await navigator.clipboard.writeText(location.href);
-      $("copied").textContent = `The link is copied. ${holds}${elsewhere}`;
+      $("copied").textContent = `Copied. ${holds}${elsewhere}`;
     } catch {
       $("copied").textContent = `Copy the address of this page. ${holds}${elsewhere}`;
     }
+    tell("copied", `${$("copied").textContent} `);
   });
+}
+
+// ------------------------------------------------------------------------------------------------------ 7. the tour
+
+// The control that a step names; a question; what answers it; what is done before the question, and before the answer.
+const TOUR = [
+  ["draw", "This image holds two digits, one over the other. Which two do you see?", "The capsules find both. A capsule is a small group of numbers for one thing. Its length says whether the thing is there.",
+    () => showExample(0)],
+  ["bar0", "A plain CNN looks at the same image. Will it see the same two digits?", "The thin bars are its answer. Here only the capsules find both digits. Other images are the other way round.",
+    () => { showExample(about.digits.nExamples); lesson.hide.push("cnn"); showParts(); }, () => { lesson.hide.pop(); showParts(); }],
+  ["next-example", "From sixteen numbers a capsule can redraw its digit. Will each redrawn image hold one digit or both?", "One each. The two reconstructions have the colours of the digits."],
+  ["iterations", "Small capsules vote for the digits. What happens when votes that agree count more?", "The capsules whose votes agree become longer. Move the slider, and watch the lengths below.",
+    () => setRouting(1, false), () => setRouting(about.digits.config.iterations, false)],
+  ["slider0", "Sixteen numbers describe a digit. What will one of them change?", "The name beside each slider was measured. Move the upper ones: they change most."],
+  ["plane-iterations", "Another routing, EM, fits a Gaussian to votes. Which parent has votes that lie close together?", "Parent A: after three iterations three of the four children are assigned to it.",
+    () => { plane.votes = START.flat(2); PLANE.iterations = 1; updatePlane(); }, () => { PLANE.iterations = 3; updatePlane(); }],
+  ["view", "An object from a side that neither network has seen. Which network classifies it correctly?", "See the sentence beside the object. The ring shows all sides; over many objects the two are about as good."],
+];
+
+function setUpTour() {
+  const tour = $("tour");
+  let step = 0; // twice the number of the question, and one more where it is answered
+  let before = ""; // the state when it began
+  const show = (next) => {
+    step = next;
+    const [where, question, answer, ask, reveal] = TOUR[step >> 1];
+    const isAnswer = step % 2 === 1;
+    (isAnswer ? reveal : ask)?.();
+    for (const marked of document.querySelectorAll(".toured")) marked.classList.remove("toured");
+    const control = where === "slider0" ? $("sliders").querySelector("input") : $(where);
+    control.before(tour); // so that the control is the next stop of Tab after it
+    control.classList.add("toured");
+    control.scrollIntoView({ block: "center" });
+    $("tour-text").replaceChildren(bold(`${(step >> 1) + 1} of ${TOUR.length}. `), isAnswer ? answer : question);
+    $("tour-next").textContent = !isAnswer ? "Show" : step + 1 < 2 * TOUR.length ? "Next" : "End";
+    $("tour-back").disabled = step === 0;
+    $("tour-next").focus({ preventScroll: true });
+    tell("tour", $("tour-text").textContent);
+  };
+  const end = () => {
+    for (const marked of document.querySelectorAll(".toured")) marked.classList.remove("toured");
+    tour.hidden = true;
+    document.documentElement.removeAttribute("data-tour");
+    document.querySelector("main").append(tour);
+    restore(before); // the drawing and the settings of before
+    $("start-tour").focus();
+  };
+  $("start-tour").addEventListener("click", () => {
+    if (!tour.hidden) return;
+    before = stateText();
+    if (lesson.only.length) restore(before.replace(/^v=\d+&|&only=[^&]*|&z=.*/g, "")); // it shows every section
+    tour.hidden = false;
+    document.documentElement.toggleAttribute("data-tour", true);
+    show(0);
+  });
+  $("tour-next").addEventListener("click", () => (step + 1 < 2 * TOUR.length ? show(step + 1) : end()));
+  $("tour-back").addEventListener("click", () => show(Math.max(0, 2 * ((step - 1) >> 1))));
+  $("tour-end").addEventListener("click", end);
+  addEventListener("keydown", (event) => { if (event.key === "Escape" && !tour.hidden) end(); });
 }
 
 // --------------------------------------------------------------------------------------------------------------- begin
@@ -1295,15 +1585,20 @@ async function begin() {
   setUpDimensions();
   setUpPlane();
   setUpView();
+  setUpLink();
   setUpTour();
   showNumbers();
+  clearInterval(loadingTimer);
+  $("loading").hidden = true;
   restore();
+  drawing.past = [];
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => soon(paintDrawing));
   requestAnimationFrame(() => requestAnimationFrame(() => { document.documentElement.dataset.ready = "true"; }));
 }
 
-window.explorer = { about, models, digits, dimensions, view, plane, timings, begun: begin() };
+window.explorer = { about, models, digits, dimensions, view, plane, showExample, begun: begin() };
 window.explorer.begun.catch((error) => {
   $("failure").hidden = false;
   $("failure").textContent = `The page could not start: ${error.message}`;
+  $("loading").hidden = true;
 });
