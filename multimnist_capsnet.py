@@ -497,6 +497,7 @@ class CNN(NamedTuple):
     convs: tuple[ConvLayer, ...]
     hidden: dict[str, int]  # units of the hidden layers, by name
     loss: Loss = sigmoid_cross_entropy
+    bias: float = 0.0  # of the convolutions, at first
     conv: Pair = CONV  # of all layers but the first, whose images have few channels
 
 
@@ -523,7 +524,7 @@ def cnn_init(rng: np.random.Generator, config: Any, net: CNN) -> Params:
     for name, shape in cnn_shapes(net, config).items():
         gain = 1 if name == "out" else 2  # a ReLU halves the second moment
         params[f"{name}.w"] = gaussian(rng, config.dtype, math.sqrt(gain / math.prod(shape[:-1])), *shape)
-        params[f"{name}.b"] = np.zeros(shape[-1], config.dtype)
+        params[f"{name}.b"] = np.full(shape[-1], net.bias if name.startswith("conv") else 0, config.dtype)
     return params
 
 
@@ -605,6 +606,11 @@ def with_parameters(net: CNN, n_params: int, config: CapsNetConfig) -> CNN:
     return net._replace(hidden={"hidden": max(1, 1 + round((n_params - one) / (two - one)))})
 
 
+# Of the CNNs' convolutions at first. Digits lie on a blank ground. There a second convolution without a bias gives 0,
+# but for the rounding of its form, and the ReLU's gradient would depend on that.
+BIAS = 0.01
+
+
 def make_models(config: CapsNetConfig, cnn_loss: Loss = sigmoid_cross_entropy) -> dict[str, Model]:
     """The capsule network and its two baselines, by name, in the order of the result table."""
     models = {"capsnet": capsnet_model(config)}
@@ -614,7 +620,7 @@ def make_models(config: CapsNetConfig, cnn_loss: Loss = sigmoid_cross_entropy) -
     # Of the kind of [Sabour 2017, sec. 6], where the layers have 512 and 256 channels.
     pooled = (ConvLayer(KERNEL, 2 * C, pool=MAX_POOL), ConvLayer(5, 2 * C, pool=MAX_POOL))
     for name, convs in (("cnn", trunk), ("cnn_pool", pooled)):
-        net = CNN(convs, {}, cnn_loss, parts_of(config).conv)
+        net = CNN(convs, {}, cnn_loss, BIAS, parts_of(config).conv)
         models[name] = cnn_model(name, config, with_parameters(net, n_params, config))
     return models
 

@@ -692,8 +692,10 @@ def standardized(images: Array) -> Array:
     """Images (N, H, W, C) -> the same, each channel of each image with zero mean and unit variance.
     [Hinton 2018, sec. 5]"""
     x = np.array(images.transpose(0, 3, 1, 2), order="C")  # (N, C, H, W)
+    largest = np.abs(x).max(axis=(2, 3), keepdims=True)
     x -= x.mean(axis=(2, 3), keepdims=True)
-    x /= x.std(axis=(2, 3), keepdims=True) + 1e-6
+    deviation = x.std(axis=(2, 3), keepdims=True)
+    x /= np.where(deviation > 1e-6 * largest, deviation + 1e-6, np.inf)  # an image of one grey level becomes 0
     return np.ascontiguousarray(x.transpose(0, 2, 3, 1))
 
 

@@ -542,7 +542,7 @@ def main(argv: Sequence[str]) -> None:
             ("", "Train all networks, then write explorer.html: about 7 minutes."),
             ("--multimnist a.npz --viewpoint b.npz", "The page of two checkpoints: about 20 seconds."),
             ("--multimnist a.npz --out draft.html", "Train only the networks of the object: about 30 seconds."),
-            ("--keep", "After a change of explorer/page/: about a second."),
+            ("--keep", "After a change of explorer/page/: about 1 second."),
         ],
         "The page is one file, --out. An experiment's --checkpoint FILE writes a checkpoint.",
     )

@@ -144,7 +144,7 @@ def main(argv: Sequence[str]) -> None:
             ("--page draft.html --out draft.gif", "Record another page: about 30 seconds."),
         ],
     )
-    require_writable(options.out)
+    require_writable(options.out, *filter(None, [options.preview]))
     if not config.page.is_file():
         raise UserError(f"there is no page {config.page}: python -m explorer.make_explorer writes it")
     with headless_browser(WIDTH, HEIGHT) as driver:

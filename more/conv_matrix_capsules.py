@@ -503,7 +503,7 @@ def conv_capsnet_forward(
         layer: str, pose: Array, a: Array, k: int, stride: int, offset: Array | None = None
     ) -> tuple[Array, Array, Any]:
         w = params["class.w"][None, None] if layer == "class" else params[f"{layer}.w"]  # (K, K, I, J, P, P)
-        others = [params[f"{layer}.{name}"] for name in routing.parameters]
+        others = [params[f"{layer}.{name}"] for name in routing.parameters if f"{layer}.{name}" in params]
         return routing.forward(pose, a, w, *others, config.em_iters, config.variance_floor, k, stride, offset)
 
     conv, conv_cache = conv2d_forward(x, params["conv1.w"], params["conv1.b"], stride=2, pad=2)  # (B, 14, 14, channels)
@@ -533,7 +533,7 @@ def conv_capsnet_backward(
     grads: Params = {}
     for layer, routed in (("class", cache.routing), ("convcaps2", cache.convcaps2), ("convcaps1", cache.convcaps1)):
         dpose, da, dw, *others = routing.backward(dpose, da, routed, config.em_grad)
-        grads |= {f"{layer}.{name}": grad for name, grad in zip(routing.parameters, others, strict=True)}
+        grads |= {f"{layer}.{name}": grad for name, grad in zip(routing.parameters, others, strict=False)}
         grads[f"{layer}.w"] = dw[0, 0] if layer == "class" else dw
     # pose, a_primary = primary[..., :n_pose], sigmoid(primary[..., n_pose:])
     dlogits = sigmoid_backward(da, cache.a_primary)

@@ -344,7 +344,7 @@ def softmax_cross_entropy(scores: Array, positive: Array, n: int) -> tuple[float
 AVERAGE = Pair(avg_pool_forward, avg_pool_backward)
 LENET = CNN(
     (ConvLayer(5, 6, pool=AVERAGE), ConvLayer(5, 16, pool=AVERAGE)), {"hidden1": 120, "hidden2": 84},
-    softmax_cross_entropy,
+    softmax_cross_entropy, base.BIAS,
 )
 
 

@@ -171,12 +171,13 @@ def biased_votes(bias: Array) -> viewpoint.Pair:
 
 
 def biased_routing_forward(
-    pose: Array, a_in: Array, w: Array, beta_a: Array, beta_v: Array, bias: Array, n_iters: int, variance_floor: float,
-    k: int, stride: int = 1, offset: Array | None = None,
+    pose: Array, a_in: Array, w: Array, beta_a: Array, beta_v: Array, *more: Any
 ) -> tuple[Array, Array, conv.FieldRoutingCache]:
-    """``conv.field_routing_forward`` with a bias (J, D) of the votes for a parent of each type."""
-    settings = n_iters, variance_floor, k, stride, offset
-    return conv.field_routing_forward(pose, a_in, w, beta_a, beta_v, *settings, biased_votes(bias))
+    """``conv.field_routing_forward`` with a bias (J, D) of the votes for a parent of each type before the settings, in
+    the layers that have one."""
+    bias, *settings = more if isinstance(more[0], np.ndarray) else (None, *more)
+    vote = conv.VOTES if bias is None else biased_votes(bias)
+    return conv.field_routing_forward(pose, a_in, w, beta_a, beta_v, *settings, vote=vote)  # type: ignore[misc]
 
 
 BIASED = conv.Routing(biased_routing_forward, conv.field_routing_backward, ("beta_a", "beta_v", "bias"))
@@ -193,7 +194,8 @@ def matrix_capsules(network: conv.Config, assignments: str = "routed", vote_bias
     def init_params(rng: np.random.Generator) -> Params:
         params = model.init_params(rng)
         if vote_bias == "learned":
-            for layer in ("convcaps1", "convcaps2", "class"):
+            # The spread loss sees the activations alone, which no bias of the class capsules' votes changes.
+            for layer in ("convcaps1", "convcaps2", *(["class"] if network.loss == "cross-entropy" else [])):
                 shape = (len(params[f"{layer}.beta_a"]), viewpoint.POSE_SIDE**2)
                 params[f"{layer}.bias"] = np.full(shape, BIAS_INIT, network.dtype)
         return params
@@ -335,7 +337,8 @@ def make_parts(
     if transform == "shared":
         parts = parts._replace(routing=shared(parts.routing))
     if activation == "relu":
-        parts = parts._replace(primary=RELU, digit=IDENTITY)
+        # On a blank ground the primary capsules are 0; the fast convolution would leave its rounding to the ReLU.
+        parts = parts._replace(conv=base.CONV, primary=RELU, digit=IDENTITY)
     elif activation == "published":
         parts = parts._replace(primary=published_squash(32), digit=published_squash(1))
     if loss == "cross-entropy":

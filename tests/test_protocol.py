@@ -596,6 +596,7 @@ OF_VIEWS = {"conv1.w": 2, "primary.w": 1, "class.w": 0.1, "class.beta_v": 0.3}
 OF_GRIDS = {"conv1.w": 2, "primary.w": 2, **{f"{layer}.w": 0.1 for layer in ROUTED},
             **{f"{layer}.beta_v": math.log(2) - 0.2 for layer in ROUTED}}  # log 2 is -1/2 of the floor's logarithm
 OF_CNN = {"conv1.w": 2, "hidden.w": 2, "out.w": 1}
+BIASES = {"conv1.b": 0.01, "conv2.b": 0.01}  # of the CNNs of digits
 GRIDS = {"sizes": (8, 2, 3, 2), "variance_floor": 0.25, "beta_v_init": -0.2}
 DIGITS = {"conv_channels": 4, "primary_types": 2, "decoder": (30, 40)}
 OF_CAPSNET = {"conv1.w": 2, "primary.w": 1, "routing.w": math.sqrt(8 / 200), "decoder1.w": math.sqrt(2 / 16),
@@ -608,8 +609,8 @@ INITIAL: list[tuple[Any, dict[str, Any], str, dict[str, Any]]] = [
       for dataset in ("mnist", "smallnorb")
       for name, scales in (("capsules", OF_GRIDS), ("cnn", {"conv1.w": 2, "conv2.w": 2, "conv3.w": 2, "out.w": 1}))),
     (multi, DIGITS, "capsnet", OF_CAPSNET),
-    *((multi, DIGITS, name, OF_CNN | {"conv2.w": 2}) for name in ("cnn", "cnn_pool")),
-    (affine, {}, "lenet", {"conv1.w": 2, "conv2.w": 2, "hidden1.w": 2, "hidden2.w": 2, "out.w": 1}),
+    *((multi, DIGITS, name, OF_CNN | {"conv2.w": 2} | BIASES) for name in ("cnn", "cnn_pool")),
+    (affine, {}, "lenet", BIASES | {"conv1.w": 2, "conv2.w": 2, "hidden1.w": 2, "hidden2.w": 2, "out.w": 1}),
 ]
 
 
