@@ -1556,8 +1556,9 @@ class Config(Viewpoints):
     cnn_lr: float = setting(None, float_in(0, 10, above=True), "The same for the CNNs.", "0.001, or as --lr")
     weight_decay: float = setting(1.0, float_in(0, 100),
         "A step shrinks the weights of conv1 and the dense layers by lr * X, in all models.")
-    em_iters: int = setting(2, int_in(1, 20), "Route in N iterations.", paper="3 is the best of its table 1",
-        group="capsules")
+    em_iters: int = setting(2, int_in(1, 20), "Route in N iterations. For more than 3, also give"
+        " --variance-floor 100 --beta-v-init -2.6 --lr 0.0005: else a parent ends with one child, and learning stops.",
+        paper="3 is the best of its table 1", group="capsules")
     em_grad: str = setting("exact", ("exact", "stop"), "Differentiate through all iterations, or through the last"
         " M-step alone, with constant assignments and mass.")
     variance_floor: float = setting(VARIANCE_FLOOR, float_in(1e-12, 1e6),  # below, a vote's rounding error gives NaN

@@ -145,7 +145,9 @@ class Config(Viewpoints):
     sizes: tuple[int, int, int, int] = setting((32, 4, 4, 8), list_of(int_in(1, 1024), 4), "Channels of conv1, and"
         " types of the primary capsules and of those of the two layers above.",
         paper="32,32,32,32, or 64,8,16,16 (section 4)", group="networks")
-    em_iters: int = setting(2, int_in(1, 20), "Route in N iterations.", paper="3 is the best of its table 1")
+    em_iters: int = setting(2, int_in(1, 20), "Route in N iterations. For 3, also give --variance-floor 4 --lr 0.005:"
+        " a lower floor lets each iteration sharpen the assignments until learning is slow.",
+        paper="3 is the best of its table 1")
     em_grad: str = redeclared(viewpoint.Config, "em_grad")
     variance_floor: float = redeclared(viewpoint.Config, "variance_floor", 1.0, paper="0", kind=float_in(1e-6, 1e6))
     beta_v_init: float = setting(-0.2, float_in(-10, 10),
