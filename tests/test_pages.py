@@ -88,6 +88,25 @@ def test_planted_faults_are_found(source: str, fault: str | None) -> None:
     assert next(faults(ROOT / "README.md", source), None) == fault
 
 
+def test_the_first_page_prints_what_it_says(capsys: pytest.CaptureFixture[str]) -> None:
+    """Its Python runs as it stands, and the block below is its output."""
+    source = (ROOT / "README.md").read_text(encoding="utf-8")
+    (code, output), *others = re.findall(r"```python\n(.*?)```\n\n```\n(.*?)```", source, re.DOTALL)
+    assert not others
+    exec(compile(code, "README.md", "exec"), {})
+    assert capsys.readouterr().out == output
+
+
+def test_every_picture_has_a_command() -> None:
+    """Each picture of a page is in docs/figures.md, by its path or, where one command draws all, by its folder."""
+    listed = (ROOT / "docs" / "figures.md").read_text(encoding="utf-8")
+    pages = "".join(page.read_text(encoding="utf-8") for page in PAGES)
+    shown = set(re.findall(r"\]\((?:\.\./)?((?:viz/\w+/)?\w+\.(?:png|gif|svg))\)", pages))
+    assert len(shown) > 30
+    whole = {path for path in shown if f"all of `{path.rpartition('/')[0]}/`" in listed}
+    assert [path for path in sorted(shown - whole) if f"`{path}`" not in listed] == []
+
+
 def seed_commands() -> list[tuple[str, list[str]]]:
     """Every compare_seeds.py command on a page that names a result which is there, as words."""
     found = []
