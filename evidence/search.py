@@ -145,8 +145,8 @@ def search(config: Config, cache: Path) -> dict[str, Any]:
 def main(argv: Sequence[str]) -> None:
     config, options, _ = parse(
         Config, Options, argv, "Search rate, weight decay and length of training of one network on drawn shapes.",
-        [("", "Dense capsules, new azimuths: about 2 hours."),
-         ("--model cnn", "The CNN of their size: about 1 hour.")],
+        [("", "Dense capsules, new azimuths: about 30 minutes."),
+         ("--model cnn", "The CNN of their size: about 15 minutes.")],
     )
     name = f"{config.network}_{config.model}_{config.condition}"
     found = search(config, Path(".cache/search"))

@@ -12,6 +12,8 @@ import functools
 import math
 import os
 import re
+import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -44,8 +46,9 @@ class Workers:
     def __enter__(self) -> Workers:
         keep_freed_memory()
         self._stack.enter_context(blas_threads(1))
-        if self.n_threads > 1:
-            self._pool = self._stack.enter_context(ThreadPoolExecutor(self.n_threads))
+        self._pool = started_pool(self.n_threads)
+        if self._pool:
+            self._stack.enter_context(self._pool)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -86,6 +89,25 @@ class Workers:
 
         losses, grads = zip(*self.map(work, range(n_parts)), strict=True)
         return {key: sum(part[key] for part in losses) for key in losses[0]}, list(grads)
+
+
+def started_pool(n_threads: int) -> ThreadPoolExecutor | None:
+    """A pool whose threads run; of fewer where the system starts no more, which a line says; None for one thread."""
+    if n_threads < 2:
+        return None
+    pool, gate, n_started = ThreadPoolExecutor(n_threads), threading.Event(), 0
+    try:
+        for _ in range(n_threads):
+            pool.submit(gate.wait)  # or the first thread would take the next job too
+            n_started += 1
+    except RuntimeError:
+        print(f"warning: {n_threads} threads cannot be started here: {max(1, n_started)} in use", file=sys.stderr)
+    finally:
+        gate.set()
+    if n_started == n_threads:
+        return pool
+    pool.shutdown()
+    return started_pool(n_started)
 
 
 SERIAL = Workers(1)

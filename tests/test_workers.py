@@ -139,3 +139,23 @@ def test_memory_is_found_again_by_its_name_its_type_and_its_thread() -> None:
     assert np.shares_memory(smaller, a)
     assert not any(np.shares_memory(other, a) for other in others)
     assert np.shares_memory(array(3, 4), others[-1])  # a smaller one does not give memory back
+
+
+@pytest.mark.parametrize("n_started", [0, 1, 2])
+def test_threads_that_cannot_be_started(
+    n_started: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The system starts so many of four, and no more at any time."""
+    start, running = threading.Thread.start, list[threading.Thread]()
+
+    def limited(thread: threading.Thread) -> None:
+        running[:] = [one for one in running if one.is_alive()]
+        if len(running) == n_started:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+        running.append(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", limited)
+    with Workers(4) as workers:
+        assert workers.map(lambda x: x * x, range(9)) == [x * x for x in range(9)]
+    assert capsys.readouterr().err == f"warning: 4 threads cannot be started here: {max(1, n_started)} in use\n"
