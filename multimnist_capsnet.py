@@ -1426,7 +1426,7 @@ class Session:
     def show(self, line: str, epoch_ended: bool = False) -> None:
         if self.options.quiet or sys.stderr is None:
             return
-        if sys.stderr.isatty():  # in the place of the line before, and gone at the end
+        if sys.stderr.isatty():  # it replaces the line before, and vanishes at the end
             if epoch_ended or not line or time.perf_counter() > self.shown + 0.1:
                 print_message(f"\r\x1b[K{line[:100]}", end="")
                 self.shown = time.perf_counter()
