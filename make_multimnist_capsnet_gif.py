@@ -24,7 +24,7 @@ from typing import NamedTuple
 import numpy as np
 from matplotlib.figure import Figure
 
-import multimnist_capsnet as experiment
+import multimnist_capsnet as multimnist
 import visualize_multimnist_capsnet as figures
 from fast.workers import Workers
 from multimnist_capsnet import (
@@ -60,7 +60,7 @@ class Recorder:
 
     def __init__(self, config: Config, data: Data, every: int, workers: Workers) -> None:
         self.config, self.every, self.workers = config, every, workers
-        self.model = experiment.make_models(config)["capsnet"]
+        self.model = multimnist.make_models(config)["capsnet"]
         self.tested = data.test.part(0, N_TESTED)
         chosen = figures.varied(self.tested.labels, np.arange(len(self.tested.labels)), N_SHOWN)
         self.shown = Batch(*(array[chosen] for array in self.tested))
@@ -70,10 +70,10 @@ class Recorder:
         if state.step % self.every and state.step != self.config.n_steps:
             return
         labels = self.shown.labels
-        lengths, cache = experiment.capsnet_forward(state.params, self.shown.images, self.config)
-        answers = figures.in_order_of_labels(labels, experiment.top_labels(lengths, 2))
-        drawn = experiment.reconstruct(state.params, cache.v, labels)
-        tested = experiment.evaluate(self.model, state.params, self.tested, self.workers)
+        lengths, cache = multimnist.capsnet_forward(state.params, self.shown.images, self.config)
+        answers = figures.in_order_of_labels(labels, multimnist.top_labels(lengths, 2))
+        drawn = multimnist.reconstruct(state.params, cache.v, labels)
+        tested = multimnist.evaluate(self.model, state.params, self.tested, self.workers)
         self.snapshots.append(Snapshot(state.step, drawn, answers, tested["set_accuracy"]))
 
 
@@ -123,9 +123,9 @@ def make_scene(recorder: Recorder, subtitle: str) -> tuple[Figure, Callable[[int
 @dataclasses.dataclass(frozen=True)
 class Options(AnimationOptions):
     fps: float = redeclared(AnimationOptions, "fps", 10.0)
-    out: Path = setting(Path(f"{experiment.EXPERIMENT}.gif"), OUTPUT, "File of the animation.", usual=True)
+    out: Path = setting(Path(f"{multimnist.EXPERIMENT}.gif"), OUTPUT, "File of the animation.", usual=True)
     snapshot_every: int = setting(25, int_in(1, 10**9), "Take N steps from one frame to the next.", usual=True)
-    threads: int = redeclared(experiment.Options, "threads")
+    threads: int = redeclared(multimnist.Options, "threads")
 
 
 @script
@@ -141,12 +141,12 @@ def main(argv: Sequence[str]) -> None:
     )
     require_writable(options.out)
     config, who, _ = with_reported_seed(*figures.MEDIAN_OF, config, given)
-    data = experiment.make_data(config)
-    config = experiment.resolve_auto(config, data)
+    data = multimnist.make_data(config)
+    config = multimnist.resolve_auto(config, data)
     with Workers(options.threads) as workers:
         recorder = Recorder(config, data, options.snapshot_every, workers)
         run_options = RunOptions(threads=options.threads, quiet=options.quiet)
-        states = experiment.train_all(config, data, run_options, names=("capsnet",), callback=recorder)
+        states = multimnist.train_all(config, data, run_options, names=("capsnet",), callback=recorder)
     run = Run(config, data, states, who)
     frames = [(k,) for k in range(len(recorder.snapshots))]
     write_animation(options, lambda: make_scene(recorder, figures.subtitle(run)), frames)

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from matplotlib.figure import Figure
 
-import smallnorb_novel_viewpoint as experiment
+import smallnorb_novel_viewpoint as smallnorb
 import visualize_smallnorb_novel_viewpoint as figures
 from fast.workers import blas_threads
 from multimnist_capsnet import softmax
@@ -75,16 +75,16 @@ class Recorder:
 
     def __init__(self, config: Config, data: Data, sweep: Sweep, epochs: list[int]) -> None:
         self.config, self.sweep, self.epochs = config, sweep, epochs
-        self.models = experiment.make_models(config)
-        self.steps_per_epoch = experiment.steps_per_epoch(config, data)
+        self.models = smallnorb.make_models(config)
+        self.steps_per_epoch = smallnorb.steps_per_epoch(config, data)
         self.bars: dict[tuple[str, int], Array] = {}
 
     def __call__(self, state: TrainState, epoch_ended: bool) -> None:
         epoch = state.step // self.steps_per_epoch
         if epoch_ended and state.name in SHOWN and epoch in self.epochs:
-            scores = experiment.predict_scores(self.models[state.name], state.params, self.sweep.views.images)
+            scores = smallnorb.predict_scores(self.models[state.name], state.params, self.sweep.views.images)
             activations = state.name == "capsules" and self.config.loss == "spread"  # lie between 0 and 1
-            n = experiment.N_CLASSES
+            n = smallnorb.N_CLASSES
             self.bars[state.name, epoch] = (scores if activations else softmax(scores)).reshape(n, -1, n)
 
 
@@ -118,14 +118,14 @@ def add_dial(ax: Any, config: Config) -> tuple[Any, Any]:
 def where_is(config: Config, degrees: float) -> tuple[str, str]:
     """The name and the colour of the range in which an angle lies."""
     for part, word, colour in RANGES:
-        if experiment.in_range(degrees, getattr(config, f"{part}_{config.held_out_angle}s")):
+        if smallnorb.in_range(degrees, getattr(config, f"{part}_{config.held_out_angle}s")):
             return word, colour
     return "between", GREY
 
 
 def make_scene(recorder: Recorder, states: Mapping[str, TrainState]) -> tuple[Figure, Callable[[int, int], None]]:
     """Images, answers, viewpoint and accuracies; ``update(epoch, f)`` shows viewpoint ``f`` after ``epoch`` epochs."""
-    config, sweep, n = recorder.config, recorder.sweep, experiment.N_CLASSES
+    config, sweep, n = recorder.config, recorder.sweep, smallnorb.N_CLASSES
     images = sweep.views.images.reshape(n, len(sweep.angles), *sweep.views.images.shape[1:])
     fig = make_figure(5.35, "", figures.subtitle(config), width=8.8)
     title = fig.texts[0]
@@ -187,7 +187,7 @@ def make_scene(recorder: Recorder, states: Mapping[str, TrainState]) -> tuple[Fi
 
 @dataclasses.dataclass(frozen=True)
 class Options(AnimationOptions):
-    out: Path = setting(Path(f"{experiment.EXPERIMENT}.gif"), OUTPUT, "File of the animation.", usual=True)
+    out: Path = setting(Path(f"{smallnorb.EXPERIMENT}.gif"), OUTPUT, "File of the animation.", usual=True)
     snapshots: int = setting(3, int_in(1, MAX_FRAMES), "Show a turn after each of N epochs, at most --n-epochs.")
     sweep_frames: int = setting(36, int_in(1, MAX_FRAMES), "Show N viewpoints in a turn.", usual=True)
 
@@ -207,9 +207,9 @@ def main(argv: Sequence[str]) -> None:
     snapshots = min(options.snapshots, config.n_epochs)
     epochs = [round(config.n_epochs * (k + 1) / snapshots) for k in range(snapshots)]  # the last one among them
     with blas_threads(options.threads):
-        data = experiment.make_data(config)
+        data = smallnorb.make_data(config)
         recorder = Recorder(config, data, make_sweep(config, data, options.sweep_frames), epochs)
-        states = experiment.train_all(config, data, RunOptions(quiet=options.quiet), callback=recorder)
+        states = smallnorb.train_all(config, data, RunOptions(quiet=options.quiet), callback=recorder)
     frames = [(epoch, f) for epoch in epochs for f in range(options.sweep_frames)]
     away = np.abs(recorder.sweep.angles - np.mean(getattr(config, f"test_{config.held_out_angle}s"))) % 360
     held = np.minimum(away, 360 - away).argmin()  # the viewpoint nearest to the middle of the held-out range

@@ -43,14 +43,14 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import LogLocator, NullLocator
 
-import multimnist_capsnet as experiment
+import multimnist_capsnet as multimnist
 from multimnist_capsnet import Array, Batch, Config, resolve_auto
 from support.experiment import ROOT, redeclared
 from support.results import parse_json
 
 MODELS = {"capsnet": CAPSNET, "cnn": CNN._replace(label="CNN without pooling"), "cnn_pool": POOLING}
 DIGIT_COLOURS = YELLOW, SKY  # of the first and the second digit; where both are bright their sum is white
-RESULTS = Path("results") / experiment.EXPERIMENT / "composites_48000.json"
+RESULTS = Path("results") / multimnist.EXPERIMENT / "composites_48000.json"
 SCALING_RESULTS = RESULTS.with_name("scaling.json")  # all lengths, with few seeds and no verdict
 MEDIAN_OF = RESULTS, "capsnet", "set_accuracy"
 
@@ -101,9 +101,9 @@ def in_order_of_labels(labels: Array, answers: Array) -> Array:
 def predict(run: Run, part: int = 32) -> Predictions:
     batch, params = run.data.test.part(0, N_CANDIDATES), run.states["capsnet"].params
     parts = np.split(batch.images, range(part, len(batch.images), part))
-    found = [experiment.capsnet_forward(params, images, run.config) for images in parts]
+    found = [multimnist.capsnet_forward(params, images, run.config) for images in parts]
     lengths, v = np.concatenate([one for one, _ in found]), np.concatenate([cache.v for _, cache in found])
-    answers = in_order_of_labels(batch.labels, experiment.top_labels(lengths, 2))
+    answers = in_order_of_labels(batch.labels, multimnist.top_labels(lengths, 2))
     return Predictions(batch, lengths, v, answers, (answers == batch.labels).sum(axis=1))
 
 
@@ -166,7 +166,7 @@ def draw_reconstructions(run: Run) -> Figure:
     batch = predicted.batch
     chosen = varied(batch.labels, np.arange(len(batch.labels)), 8)
     sources = batch.sources[chosen]
-    pictures = experiment.reconstruct(run.states["capsnet"].params, predicted.v[chosen], batch.labels[chosen])
+    pictures = multimnist.reconstruct(run.states["capsnet"].params, predicted.v[chosen], batch.labels[chosen])
     text = f"{subtitle(run)}\nnumbers: mean squared error of a pixel"
     fig = make_figure(6.6, "Each digit drawn from its own capsule", text)
     ax = fig.subplots()
@@ -251,7 +251,7 @@ def draw_overlay(run: Run) -> Figure:
             ax.axis("off")
             continue
         where, pairs, marks = (list(part) for part in zip(*columns, strict=True))
-        drawn = experiment.reconstruct(params, predicted.v[where], np.array(pairs, int))
+        drawn = multimnist.reconstruct(params, predicted.v[where], np.array(pairs, int))
         seen = np.repeat(batch.images[where][..., None], 3, axis=3)
         pictures = np.stack([seen, in_two_colours(drawn), in_two_colours(batch.sources[where])])
         names = [f"{both_names(run.config, batch.labels[k])}\n{mark}{both_names(run.config, pair)}"
@@ -266,7 +266,7 @@ def draw_overlay(run: Run) -> Figure:
 # --- Accuracy against the length of training, from results ------------------------------------------------------------
 
 PAPER_ACCURACY = 1 - 0.052  # of the CapsNet [Sabour 2017, sec. 6]
-PAPER_CHANNELS = experiment.PRESETS["paper"]["conv_channels"]
+PAPER_CHANNELS = multimnist.PRESETS["paper"]["conv_channels"]
 
 
 class Series(NamedTuple):
@@ -334,16 +334,16 @@ N_COLOURS = {"reconstructions": 255, "overlay": 255}  # of the palettes of large
 @dataclasses.dataclass(frozen=True)
 class Options(FigureOptions):
     figures: tuple[str, ...] = choice_of_figures(*OF_RUN, *OF_RESULTS)
-    threads: int = redeclared(experiment.Options, "threads")
+    threads: int = redeclared(multimnist.Options, "threads")
 
 
 def trained(asked: Config, options: Options, given: Collection[str]) -> Run:
-    run = load_or_train(experiment, options, asked, given, resolve_auto, MEDIAN_OF, required=("capsnet",))
+    run = load_or_train(multimnist, options, asked, given, resolve_auto, MEDIAN_OF, required=("capsnet",))
     return run._replace(tested=predict(run))
 
 
 main = figure_script(
-    experiment.EXPERIMENT, Config, Options,
+    multimnist.EXPERIMENT, Config, Options,
     "Draw the figures of the MultiMNIST experiment, from a checkpoint or after training its models.",
     [
         ("--checkpoint run.npz", "All figures of these networks: about 9 seconds."),

@@ -39,16 +39,16 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 
-import smallnorb_novel_viewpoint as experiment
+import smallnorb_novel_viewpoint as smallnorb
 from smallnorb_novel_viewpoint import Array, Config, Data, Range, Split, Stream, generator
 
 MODELS = {"capsules": EM_CAPSULES, "cnn": SMALL_CNN, "cnn_matched": CNN}
 TRAINED, HELD_OUT = GREEN, PURPLE  # ranges of viewpoints
 RANGES = ("train", "trained on", TRAINED), ("test", "held out", HELD_OUT)
-CHANCE = 1 / experiment.N_CLASSES
+CHANCE = 1 / smallnorb.N_CLASSES
 HALF_TURN = 0.6  # accuracy on held-out azimuths by cross, T and frame alone, which look the same after half a turn
 HALF_TURN_NAME = "cross, T and frame alone: 0.6"
-RESULTS = Path("results") / experiment.EXPERIMENT / "voxels_azimuths.json"
+RESULTS = Path("results") / smallnorb.EXPERIMENT / "voxels_azimuths.json"
 
 
 def shade_range(ax: Axes, span: Range, colour: str, text: str) -> None:
@@ -101,11 +101,11 @@ def pick_views(config: Config, data: Data, azimuths: Array, elevations: Array) -
     Rendered objects are drawn for the purpose; of smallNORB it is the test image whose viewpoint comes nearest, and of
     several the same object in the same lighting as far as there is one.
     """
-    n = experiment.N_CLASSES
+    n = smallnorb.N_CLASSES
     labels, azimuths, elevations = np.repeat(np.arange(n), len(azimuths)), np.tile(azimuths, n), np.tile(elevations, n)
     if config.is_rendered:
         rng = generator(config.seed, Stream.EVALUATION, VIEWS_KEY)
-        return experiment.voxel_split(config, labels, azimuths, elevations, rng)
+        return smallnorb.voxel_split(config, labels, azimuths, elevations, rng)
     split = testing_split(data)
     turn = np.abs((split.azimuths - azimuths[:, None] + 180) % 360 - 180)  # (views, N)
     distance = turn + np.abs(split.elevations - elevations[:, None]) + np.where(split.labels == labels[:, None], 0, 1e9)
@@ -117,7 +117,7 @@ def shown_angles(config: Config, data: Data, angle: str, part: str, n: int) -> A
     """At most ``n`` angles spread over the training ("train") or held-out ("test") range, in its order."""
     span: Range = getattr(config, f"{part}_{angle}s")
     if config.is_rendered:
-        return experiment.evenly_spaced(span, n)
+        return smallnorb.evenly_spaced(span, n)
     angles = np.unique(getattr(data.familiar if part == "train" else data.held_out, f"{angle}s"))
     if angle == "azimuth":
         angles = angles[np.argsort((angles - span[0]) % 360)]
@@ -137,8 +137,8 @@ def routed_views(run: Run) -> tuple[Split, Array, Any]:
         for angle in ("azimuth", "elevation")
     )
     views = pick_views(run.config, run.data, azimuths, elevations)
-    x = experiment.crop(views.images, None).astype(run.config.dtype, copy=False)
-    return views, *experiment.make_models(run.config)["capsules"].forward(run.states["capsules"].params, x)
+    x = smallnorb.crop(views.images, None).astype(run.config.dtype, copy=False)
+    return views, *smallnorb.make_models(run.config)["capsules"].forward(run.states["capsules"].params, x)
 
 
 def accuracy_by_azimuth(run: Run) -> tuple[Array, dict[str, Array]]:
@@ -146,15 +146,15 @@ def accuracy_by_azimuth(run: Run) -> tuple[Array, dict[str, Array]]:
     the elevations of the training; else the test images."""
     config = run.config
     if config.is_rendered:
-        azimuths, elevations = np.arange(0.0, 360, 10), experiment.evenly_spaced(config.train_elevations, 5)
+        azimuths, elevations = np.arange(0.0, 360, 10), smallnorb.evenly_spaced(config.train_elevations, 5)
         rng = generator(config.seed, Stream.EVALUATION, AZIMUTH_KEY)
-        split = experiment.voxel_views(config, azimuths, elevations, NOISE_DRAWS, rng)
+        split = smallnorb.voxel_views(config, azimuths, elevations, NOISE_DRAWS, rng)
     else:
         split = testing_split(run.data)
     angles, where = np.unique(split.azimuths, return_inverse=True)
-    accuracy, models = {}, experiment.make_models(config)
+    accuracy, models = {}, smallnorb.make_models(config)
     for name, state in run.states.items():
-        right = experiment.predict_scores(models[name], state.params, split.images).argmax(axis=1) == split.labels
+        right = smallnorb.predict_scores(models[name], state.params, split.images).argmax(axis=1) == split.labels
         accuracy[name] = np.bincount(where, right) / np.bincount(where)
     return angles, accuracy
 
@@ -181,8 +181,8 @@ def draw_views(run: Run, angle: str, n: int, title: str) -> Figure:
         views = pick_views(config, data, at["azimuth"], at["elevation"])
         names = config.classes if part == "train" else ()
         columns = [f"{a:.4g}°" for a in at[angle]]
-        grid = show_pictures(ax, as_grid(views.images, experiment.N_CLASSES), names, columns)
-        grid.frame(0, 0, colour, 1.2, len(angles), experiment.N_CLASSES)
+        grid = show_pictures(ax, as_grid(views.images, smallnorb.N_CLASSES), names, columns)
+        grid.frame(0, 0, colour, 1.2, len(angles), smallnorb.N_CLASSES)
         heading(ax, f"{word}, {other} {at[other][0]:g}°", colour)
     return fig
 
@@ -192,12 +192,12 @@ N_SHOWN_SHAPES = 20
 
 def draw_shapes() -> Figure:
     """Five shapes of each of four reported seeds; below, two of the first seed from trained and held-out azimuths."""
-    n_seeds = N_SHOWN_SHAPES // experiment.N_CLASSES
+    n_seeds = N_SHOWN_SHAPES // smallnorb.N_CLASSES
     configs = [Config(dataset="shapes", standardize="none", seed=200 + s) for s in range(n_seeds)]
-    labels, angle = np.arange(experiment.N_CLASSES), np.ones(experiment.N_CLASSES)
+    labels, angle = np.arange(smallnorb.N_CLASSES), np.ones(smallnorb.N_CLASSES)
     low, high = configs[0].train_azimuths
     elevation = float(np.mean(configs[0].train_elevations))
-    shapes = [experiment.voxel_split(c, labels, angle * (low + high) / 2, angle * elevation, None).images
+    shapes = [smallnorb.voxel_split(c, labels, angle * (low + high) / 2, angle * elevation, None).images
               for c in configs]
     fig = make_figure(
         4.75, "Drawn shapes: other objects for every seed",
@@ -209,8 +209,8 @@ def draw_shapes() -> Figure:
     show_pictures(axes["a"], pictures.reshape(2, -1, *pictures.shape[1:]), gap=(2, 2))
     heading(axes["a"], f"{N_SHOWN_SHAPES} shapes")
     for key, (part, word, colour) in zip("bc", RANGES, strict=True):
-        azimuths = experiment.evenly_spaced(getattr(configs[0], f"{part}_azimuths"), 6)
-        views = [experiment.voxel_split(configs[0], np.full(6, k), azimuths, np.full(6, elevation), None).images[..., 0]
+        azimuths = smallnorb.evenly_spaced(getattr(configs[0], f"{part}_azimuths"), 6)
+        views = [smallnorb.voxel_split(configs[0], np.full(6, k), azimuths, np.full(6, elevation), None).images[..., 0]
                  for k in (0, 1)]
         names = ("shape 1", "shape 2") if part == "train" else ()
         grid = show_pictures(axes[key], np.stack(views), names, [f"{a % 360:.4g}°" for a in azimuths])
@@ -260,8 +260,8 @@ def trainings_of(run: Run) -> Iterator[Run]:
     reported, this run alone."""
     for one in run.reported:
         config = dataclasses.replace(run.config, seed=one["seed"])
-        data = experiment.make_data(config)
-        yield run._replace(config=config, data=data, states=experiment.train_all(config, data, names=[*one["models"]]))
+        data = smallnorb.make_data(config)
+        yield run._replace(config=config, data=data, states=smallnorb.train_all(config, data, names=[*one["models"]]))
     if not run.reported:
         yield run
 
@@ -302,14 +302,14 @@ def pose_pictures(poses: Array, limit: float, side: int) -> Array:
 
 
 def draw_class_poses(run: Run) -> Figure:
-    config, n = run.config, experiment.N_CLASSES
+    config, n = run.config, smallnorb.N_CLASSES
     views, scores, cache = routed_views(run)
     side = views.images.shape[1]
     limit = float(np.percentile(np.abs(cache.mu), 96))  # a few large entries would make all others pale
     fig = make_figure(5.85, "Pose matrices of the class capsules", subtitle(config, run.who)
                       + "\nred: positive entries, blue: negative; numbers: the score of each class; framed: the answer,"
                       " green where it is right")
-    poses = cache.mu.reshape(len(scores), n, experiment.POSE_SIDE, experiment.POSE_SIDE)
+    poses = cache.mu.reshape(len(scores), n, smallnorb.POSE_SIDE, smallnorb.POSE_SIDE)
     for b, (ax, (_, word, colour)) in enumerate(zip(fig.subplots(1, 2), RANGES, strict=True)):
         rows = np.arange(b, len(scores), 2)  # of the views
         image = np.repeat(as_grid(views.images[rows], n)[..., None], 3, axis=4)
@@ -329,7 +329,7 @@ def draw_class_poses(run: Run) -> Figure:
 
 
 def draw_routing_assignments(run: Run) -> Figure:
-    config, k, n, n_in = run.config, 1, experiment.N_CLASSES, experiment.N_PRIMARY
+    config, k, n, n_in = run.config, 1, smallnorb.N_CLASSES, smallnorb.N_PRIMARY
     views, scores, cache = routed_views(run)  # k: L, which changes most as it turns; a human of smallNORB
     iterations = [step.r for step in cache.routing.m_steps]  # each (N, I, J)
     shown = evenly_spaced_indices(len(iterations), 3)
@@ -381,11 +381,11 @@ class Options(FigureOptions):
 
 def trained(asked: Config, options: Options, given: Collection[str]) -> Run:
     median_of = RESULTS, "capsules", "held_out_accuracy"
-    return load_or_train(experiment, options, asked, given, median_of=median_of, required=MODELS)
+    return load_or_train(smallnorb, options, asked, given, median_of=median_of, required=MODELS)
 
 
 main = figure_script(
-    experiment.EXPERIMENT, Config, Options,
+    smallnorb.EXPERIMENT, Config, Options,
     "Draw the figures of the novel-viewpoint experiment, from a checkpoint or after training its models.",
     [
         ("", "All figures, after training the three models: about 20 seconds."),

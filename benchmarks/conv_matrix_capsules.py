@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-import smallnorb_novel_viewpoint as viewpoint
+import smallnorb_novel_viewpoint as smallnorb
 from benchmarks.measure import Step, torch_adam_step
 from fast.optimizers import adamw_step
 from fast.workers import Workers
-from more import conv_matrix_capsules as experiment
+from more import conv_matrix_capsules as conv
 from smallnorb_novel_viewpoint import init_state
 
 Array = np.ndarray
@@ -21,24 +21,24 @@ SIZES = (32, 8, 8, 8)
 
 def problem(
     batch_size: int = 32, sizes: tuple[int, int, int, int] = SIZES
-) -> tuple[experiment.Config, Any, tuple[Array, Array]]:
-    config = experiment.Config(
+) -> tuple[conv.Config, Any, tuple[Array, Array]]:
+    config = conv.Config(
         dataset="mnist", sizes=sizes, em_iters=3, variance_floor=1.0, beta_v_init=0.0, loss="cross-entropy"
     )
     rng = np.random.default_rng(0)
     data = rng.random((batch_size, 28, 28, 1), np.float32), rng.integers(0, N_CLASSES, batch_size)
-    return config, experiment.make_models(config)["capsules"], data
+    return config, conv.make_models(config)["capsules"], data
 
 
 def numpy_step(batch_size: int = 32, sizes: tuple[int, int, int, int] = SIZES, threads: int = 2) -> Step:
     """One training step: forward, loss, backward, Adam; exact gradient through three EM iterations."""
     config, model, data = problem(batch_size, sizes)
-    state, batch = init_state(model, config), experiment.Examples(*data)
+    state, batch = init_state(model, config), conv.Examples(*data)
     workers = Workers(threads).__enter__()  # as long as the process
-    gradients = functools.partial(experiment.loss_and_grads, model, 0.0)
+    gradients = functools.partial(conv.loss_and_grads, model, 0.0)
 
     def step() -> None:
-        _, grads = workers.gradients(gradients, state.params, batch, experiment.part_size(config))
+        _, grads = workers.gradients(gradients, state.params, batch, conv.part_size(config))
         adamw_step(state, grads, 1e-6)
 
     return step
@@ -88,7 +88,7 @@ def torch_step(batch_size: int = 32, **options: Any) -> Step:
             r = self.first.expand(n, places, k2, n_in, n_out).reshape(n, places, k2 * n_in, n_out)
             for t in range(config.em_iters):
                 ra = r * a
-                mass = ra.sum(2) + viewpoint.MASS_FLOOR  # (B, places, J)
+                mass = ra.sum(2) + smallnorb.MASS_FLOOR  # (B, places, J)
                 weight = ra / mass[:, :, None]
                 mu = torch.einsum("bpcj,bpcjd->bpjd", weight, votes)
                 square = (votes - mu[:, :, None]) ** 2
@@ -114,10 +114,10 @@ def torch_step(batch_size: int = 32, **options: Any) -> Step:
             A, B, C, D = SIZES
             self.conv1 = nn.Conv2d(1, A, 5, stride=2, padding=2)
             self.primary = nn.Conv2d(A, 17 * B, 1)
-            sides = experiment.grid_sides(28)
+            sides = conv.grid_sides(28)
             self.convcaps1 = ConvCaps(sides[0], 3, 2, B, C)
             self.convcaps2 = ConvCaps(sides[1], 3, 1, C, D)
-            offset = torch.tensor(experiment.coordinates(28, "float32"))
+            offset = torch.tensor(conv.coordinates(28, "float32"))
             self.caps = ConvCaps(sides[2], sides[2], 1, D, N_CLASSES, offset)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -125,7 +125,7 @@ def torch_step(batch_size: int = 32, **options: Any) -> Step:
             n_pose = 16 * SIZES[1]
             pose, a = primary[..., :n_pose].unflatten(2, (-1, 4, 4)), torch.sigmoid(primary[..., n_pose:])
             mu, a = self.caps(*self.convcaps2(*self.convcaps1(pose, a)))
-            scores = viewpoint.POSE_SCORE * (mu * mu).sum((3, 4)) + viewpoint.ACTIVATION_SCORE * (a - 0.5)
+            scores = smallnorb.POSE_SCORE * (mu * mu).sum((3, 4)) + smallnorb.ACTIVATION_SCORE * (a - 0.5)
             return scores[:, 0]
 
     torch.manual_seed(0)

@@ -7,21 +7,21 @@ from typing import Any
 
 import numpy as np
 
-import multimnist_capsnet as experiment
+import multimnist_capsnet as multimnist
 from benchmarks.measure import Step, products_step, torch_adam_step
 from fast.workers import Workers
 from multimnist_capsnet import init_state
 
 
-def problem(batch_size: int = 32, conv_channels: int = 32) -> tuple[experiment.Config, Any, experiment.Batch]:
+def problem(batch_size: int = 32, conv_channels: int = 32) -> tuple[multimnist.Config, Any, multimnist.Batch]:
     """From the default's to the paper's sizes by conv1's channels alone: types and decoder grow as they do there."""
-    sizes = dict(experiment.PRESETS["paper" if conv_channels >= 256 else "small"])
+    sizes = dict(multimnist.PRESETS["paper" if conv_channels >= 256 else "small"])
     sizes |= {"conv_channels": conv_channels, "primary_types": conv_channels // (8 if conv_channels >= 256 else 4)}
-    config = experiment.Config(**{"batch_size": batch_size, **sizes})
+    config = multimnist.Config(**{"batch_size": batch_size, **sizes})
     rng, side = np.random.default_rng(0), config.image_size
     sources = rng.random((batch_size, 2, side, side), np.float32)
-    labels = np.stack([rng.permutation(experiment.N_CLASSES)[:2] for _ in range(batch_size)])
-    return config, experiment.capsnet_model(config), experiment.Batch(sources.max(axis=1), labels, sources)
+    labels = np.stack([rng.permutation(multimnist.N_CLASSES)[:2] for _ in range(batch_size)])
+    return config, multimnist.capsnet_model(config), multimnist.Batch(sources.max(axis=1), labels, sources)
 
 
 def numpy_step(batch_size: int = 32, conv_channels: int = 32, threads: int = 2) -> Step:
@@ -32,7 +32,7 @@ def numpy_step(batch_size: int = 32, conv_channels: int = 32, threads: int = 2) 
 
     def step() -> None:
         _, grads = workers.gradients(model.loss_and_grads, state.params, batch)
-        experiment.update(state, grads, 1e-6, config, workers)
+        multimnist.update(state, grads, 1e-6, config, workers)
 
     return step
 
@@ -41,7 +41,7 @@ def overlay_step(batch_size: int = 32) -> Step:
     """Drawing and rendering the composites of one batch."""
     rng = np.random.default_rng(0)
     images = rng.integers(0, 256, (60_000, 28, 28), np.uint8)
-    overlays = experiment.Overlays(images, rng.integers(0, 10, 60_000), problem(batch_size)[0])
+    overlays = multimnist.Overlays(images, rng.integers(0, 10, 60_000), problem(batch_size)[0])
     return lambda: overlays.render(overlays.draw(rng, batch_size))
 
 
@@ -49,10 +49,10 @@ def usual_products_step(batch_size: int = 32, threads: int = 2) -> Step:
     """The matrix products that the network is usually computed by: direct convolutions, their columns ready, and all
     votes at once, so that routing needs no more."""
     config = problem(batch_size // threads)[0]
-    B, K2, C, P = config.batch_size, experiment.KERNEL**2, config.conv_channels, experiment.PRIMARY_SIZE
-    n_digit = experiment.N_CLASSES * experiment.CAPSULE_SIZE
+    B, K2, C, P = config.batch_size, multimnist.KERNEL**2, config.conv_channels, multimnist.PRIMARY_SIZE
+    n_digit = multimnist.N_CLASSES * multimnist.CAPSULE_SIZE
     shapes = [
-        ((B * (config.image_size - experiment.KERNEL + 1) ** 2, K2), (K2, C)),
+        ((B * (config.image_size - multimnist.KERNEL + 1) ** 2, K2), (K2, C)),
         ((B * config.primary_side**2, K2 * C), (K2 * C, P * config.primary_types)),
         ((config.n_primary, B, P), (config.n_primary, P, n_digit)),
         *(((2 * B, n), (n, m)) for n, m in itertools.pairwise((n_digit, *config.decoder, config.image_size**2))),
@@ -69,7 +69,7 @@ def torch_step(batch_size: int = 32, **options: Any) -> Step:
     from torch.nn import functional
 
     config, _, batch = problem(batch_size)
-    n_types, n_primary, eps = config.primary_types, config.n_primary, experiment.SQUASH_EPS
+    n_types, n_primary, eps = config.primary_types, config.n_primary, multimnist.SQUASH_EPS
     n_pixels = config.image_size**2
 
     def squash(s: torch.Tensor) -> torch.Tensor:
@@ -107,6 +107,6 @@ def torch_step(batch_size: int = 32, **options: Any) -> Step:
     torch.manual_seed(0)
     network = CapsNet()
     x, target = torch.tensor(batch.images[:, None]), torch.tensor(batch.sources.reshape(2 * batch_size, n_pixels))
-    positive = torch.tensor(experiment.indicator(batch.labels, experiment.N_CLASSES, np.float32))
+    positive = torch.tensor(multimnist.indicator(batch.labels, multimnist.N_CLASSES, np.float32))
     mask = functional.one_hot(torch.tensor(batch.labels), 10).float()[..., None]  # (B, 2, 10, 1)
     return torch_adam_step(network, lambda f, x: f(x, positive, mask, target), x, (network,), **options)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-import smallnorb_novel_viewpoint as experiment
+import smallnorb_novel_viewpoint as smallnorb
 from benchmarks.measure import Step, products_step, torch_adam_step
 from fast.optimizers import adamw_step
 from fast.workers import set_blas_threads
@@ -15,14 +15,14 @@ from smallnorb_novel_viewpoint import init_state
 Array = np.ndarray
 
 
-def problem(batch_size: int = 32) -> tuple[experiment.Config, Any, tuple[Array, Array]]:
+def problem(batch_size: int = 32) -> tuple[smallnorb.Config, Any, tuple[Array, Array]]:
     """What is computed here, in PyTorch and in JAX: three iterations, and the cross-entropy; and a batch."""
-    config = experiment.Config(em_grad="exact", em_iters=3, beta_v_init=0.0, loss="cross-entropy")
+    config = smallnorb.Config(em_grad="exact", em_iters=3, beta_v_init=0.0, loss="cross-entropy")
     rng = np.random.default_rng(0)
-    labels = rng.integers(0, experiment.N_CLASSES, batch_size)
+    labels = rng.integers(0, smallnorb.N_CLASSES, batch_size)
     azimuths, elevations = rng.uniform(0, 150, batch_size), rng.uniform(10, 50, batch_size)
-    images = experiment.render_voxels(labels, azimuths, elevations, rng)
-    return config, experiment.make_models(config)["capsules"], (images, labels)
+    images = smallnorb.render_voxels(labels, azimuths, elevations, rng)
+    return config, smallnorb.make_models(config)["capsules"], (images, labels)
 
 
 def numpy_step(batch_size: int = 32, threads: int | None = None) -> Step:
@@ -43,11 +43,11 @@ def numpy_step(batch_size: int = 32, threads: int | None = None) -> Step:
 
 def matrix_products_step(batch_size: int = 32) -> Step:
     """The matrix products of that step and nothing else: two of conv1, three of the dense layer, three of the votes."""
-    n_positions, K2 = batch_size * (experiment.IMAGE_SIZE // 2) ** 2, experiment.CONV_KERNEL**2
-    side, n_in, n_out = experiment.POSE_SIDE, experiment.N_PRIMARY, experiment.N_CLASSES
-    n_features, n_primary = experiment.Config().n_features, n_in * (side**2 + 1)
+    n_positions, K2 = batch_size * (smallnorb.IMAGE_SIZE // 2) ** 2, smallnorb.CONV_KERNEL**2
+    side, n_in, n_out = smallnorb.POSE_SIDE, smallnorb.N_PRIMARY, smallnorb.N_CLASSES
+    n_features, n_primary = smallnorb.Config().n_features, n_in * (side**2 + 1)
     return products_step([
-        ((n_positions, K2), (K2, experiment.CONV_CHANNELS)),
+        ((n_positions, K2), (K2, smallnorb.CONV_CHANNELS)),
         ((batch_size, n_features), (n_features, n_primary)),
         ((n_in, batch_size * side, side), (n_in, side, n_out * side)),
     ])
@@ -62,30 +62,30 @@ def torch_step(batch_size: int = 32, **options: Any) -> Step:
     class Capsules(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.conv = nn.Conv2d(1, experiment.CONV_CHANNELS, experiment.CONV_KERNEL, stride=2, padding=2)
-            self.primary = nn.Linear(4096, experiment.N_PRIMARY * 17)
-            self.w = nn.Parameter(torch.eye(4) + 0.1 * torch.randn(experiment.N_PRIMARY, experiment.N_CLASSES, 4, 4))
-            self.beta_a = nn.Parameter(torch.zeros(experiment.N_CLASSES))
-            self.beta_v = nn.Parameter(torch.zeros(experiment.N_CLASSES))
+            self.conv = nn.Conv2d(1, smallnorb.CONV_CHANNELS, smallnorb.CONV_KERNEL, stride=2, padding=2)
+            self.primary = nn.Linear(4096, smallnorb.N_PRIMARY * 17)
+            self.w = nn.Parameter(torch.eye(4) + 0.1 * torch.randn(smallnorb.N_PRIMARY, smallnorb.N_CLASSES, 4, 4))
+            self.beta_a = nn.Parameter(torch.zeros(smallnorb.N_CLASSES))
+            self.beta_v = nn.Parameter(torch.zeros(smallnorb.N_CLASSES))
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             primary = self.primary(functional.relu(self.conv(x)).flatten(1))
             pose, a_in = primary[:, :128].reshape(-1, 8, 4, 4), torch.sigmoid(primary[:, 128:])
             votes = torch.einsum("bipq,ijqr->bijpr", pose, self.w).flatten(3)
-            r = torch.full(votes.shape[:3], 1 / experiment.N_CLASSES)
+            r = torch.full(votes.shape[:3], 1 / smallnorb.N_CLASSES)
             for t in range(3):
                 ra = r * a_in[:, :, None]
-                mass = ra.sum(1) + experiment.MASS_FLOOR
+                mass = ra.sum(1) + smallnorb.MASS_FLOOR
                 weight = (ra / mass[:, None])[..., None]
                 mu = (weight * votes).sum(1)
                 square = (votes - mu[:, None]) ** 2
-                sigma_sq = (weight * square).sum(1) + experiment.VARIANCE_FLOOR
+                sigma_sq = (weight * square).sum(1) + smallnorb.VARIANCE_FLOOR
                 log_det = sigma_sq.log().sum(2)
                 z = self.beta_a - (16 * self.beta_v + 0.5 * log_det) * mass
                 if t < 2:
                     log_p = -0.5 * (square / sigma_sq[:, None]).sum(3) - 0.5 * log_det[:, None]
                     r = torch.softmax(functional.logsigmoid(z)[:, None] + log_p, 2)
-            return experiment.POSE_SCORE * (mu * mu).sum(2) + experiment.ACTIVATION_SCORE * (torch.sigmoid(z) - 0.5)
+            return smallnorb.POSE_SCORE * (mu * mu).sum(2) + smallnorb.ACTIVATION_SCORE * (torch.sigmoid(z) - 0.5)
 
     torch.manual_seed(0)
     network = Capsules()

@@ -23,9 +23,10 @@ from typing import Any
 
 import numpy as np
 
-import smallnorb_novel_viewpoint as viewpoint
+import smallnorb_novel_viewpoint as smallnorb
 from more import conv_matrix_capsules as conv
 from smallnorb_novel_viewpoint import OUTPUT, Settings, UserError, parse, print_message, script, setting
+from support.experiment import require_writable
 from support.results import environment, save_result
 
 Setting = tuple[float, float, int]  # rate, weight decay, epochs
@@ -62,7 +63,7 @@ class Options(Settings):
 def run_once(config: Config, chosen: Setting, seed: int) -> dict[str, float]:
     """Accuracies of one training, after its last epoch; a fifth, as by guessing, where it does not stay finite."""
     rate, decay, epochs = chosen
-    module: Any = viewpoint if config.network == "dense" else conv
+    module: Any = smallnorb if config.network == "dense" else conv
     name = "cnn_matched" if config.network == "dense" and config.model == "cnn" else config.model
     own = {"lr": rate, "n_epochs": epochs} if config.model == "capsules" else {"cnn_lr": rate, "cnn_epochs": epochs}
     asked = module.Config(dataset="shapes", seed=seed, weight_decay=decay, **own, **CONDITIONS[config.condition])
@@ -149,10 +150,11 @@ def main(argv: Sequence[str]) -> None:
          ("--model cnn", "The CNN of their size: about 15 minutes.")],
     )
     name = f"{config.network}_{config.model}_{config.condition}"
+    out = options.out or Path("results", "search", f"{name}.json")
+    require_writable(out)
     found = search(config, Path(".cache/search"))
     command = shlex.join(["python", "-m", "evidence.search", *argv])
-    save_result(options.out or Path("results", "search", f"{name}.json"),
-                {"command": command, "environment": environment(1), **found})
+    save_result(out, {"command": command, "environment": environment(1), **found})
     print(f"{name}: rate, decay and epochs {found['winner']}; twice as long {found['doubled_length']['change']:+.3f}")
 
 

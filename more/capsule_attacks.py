@@ -39,7 +39,7 @@ from typing import Any
 
 import numpy as np
 
-import multimnist_capsnet as base
+import multimnist_capsnet as multimnist
 from fast.workers import Workers
 from more import attacks
 from more import conv_matrix_capsules as conv
@@ -233,20 +233,22 @@ def attacked_network(
         own, has_odds = lambda scores, labels: model.loss(scores, labels, 1.0), has_odds and config.loss == "spread"
     elif name == "capsules":
         digits = dataclasses.replace(digits, routing_iters=1 if vote else digits.routing_iters)
-        forward = functools.partial(base.capsnet_forward, params, config=digits)
+        forward = functools.partial(multimnist.capsnet_forward, params, config=digits)
 
-        def backward(dlengths: Array, cache: base.CapsNetCache, need_dx: bool) -> tuple[Params, Array | None]:
-            lengths = np.sqrt(np.square(cache.v).sum(axis=2) + base.SQUASH_EPS)
-            return base.capsnet_backward(cache.v * (dlengths / lengths)[..., None], cache, digits, need_dx=need_dx)
+        def backward(dlengths: Array, cache: multimnist.CapsNetCache, need_dx: bool) -> tuple[Params, Array | None]:
+            lengths = np.sqrt(np.square(cache.v).sum(axis=2) + multimnist.SQUASH_EPS)
+            dv = cache.v * (dlengths / lengths)[..., None]
+            return multimnist.capsnet_backward(dv, cache, digits, need_dx=need_dx)
 
         def own(scores: Array, labels: Array) -> tuple[float, Array]:
-            return base.margin_loss(scores, base.indicator(labels[:, None], scores.shape[1], scores.dtype), len(labels))
+            positive = multimnist.indicator(labels[:, None], scores.shape[1], scores.dtype)
+            return multimnist.margin_loss(scores, positive, len(labels))
     else:
-        layers = (base.ConvLayer(base.KERNEL, 2 * digits.conv_channels, pool=base.MAX_POOL),
-                  base.ConvLayer(5, 2 * digits.conv_channels, pool=base.MAX_POOL))
-        net = base.CNN(layers, {"hidden": len(params["hidden.b"])}, conv=base.parts_of(digits).conv)
-        forward, own = functools.partial(base.cnn_forward, params, net=net), softmax_cross_entropy
-        backward = functools.partial(base.cnn_backward, net=net)
+        layers = (multimnist.ConvLayer(multimnist.KERNEL, 2 * digits.conv_channels, pool=multimnist.MAX_POOL),
+                  multimnist.ConvLayer(5, 2 * digits.conv_channels, pool=multimnist.MAX_POOL))
+        net = multimnist.CNN(layers, {"hidden": len(params["hidden.b"])}, conv=multimnist.parts_of(digits).conv)
+        forward, own = functools.partial(multimnist.cnn_forward, params, net=net), softmax_cross_entropy
+        backward = functools.partial(multimnist.cnn_backward, net=net)
     odds = of_log_odds if has_odds else (lambda loss: loss)
     losses = {"": by_image(own), MARGIN: odds(margin_loss)}
     if has_odds:

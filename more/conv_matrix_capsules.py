@@ -48,7 +48,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import multimnist_capsnet as multimnist
-import smallnorb_novel_viewpoint as viewpoint
+import smallnorb_novel_viewpoint as smallnorb
 from data.norb_files import NORB_SETS
 from data.pictures import read_strokes
 from fast import field_em
@@ -135,7 +135,7 @@ class Config(Viewpoints):
         " a class of smallnorb or toys, and test on all views of the five others.")
     n_val_objects: int | None = setting(None, int_in(1, 4), "To choose settings, hold N of the five training objects of"
         " each class of smallnorb or toys out and test on them.", shown="test on the five test objects")
-    n_epochs: int = redeclared(viewpoint.Config, "n_epochs", shown="5")
+    n_epochs: int = redeclared(smallnorb.Config, "n_epochs", shown="5")
     cnn_epochs: int = setting(None, int_in(1, 100_000), "The same for the CNN.", "10, or as --n-epochs")
     batch_size: int = setting(32, int_in(1, 4096), "Take each step on N images.")
     lr: float = setting(0.015, float_in(0, 10, above=True), "Learning rate of the capsules. It falls to 0.")
@@ -148,8 +148,8 @@ class Config(Viewpoints):
     em_iters: int = setting(2, int_in(1, 20), "Route in N iterations. For 3, also give --variance-floor 4 --lr 0.005:"
         " a lower floor lets each iteration sharpen the assignments until learning is slow.",
         paper="3 is the best of its table 1")
-    em_grad: str = redeclared(viewpoint.Config, "em_grad")
-    variance_floor: float = redeclared(viewpoint.Config, "variance_floor", 1.0, paper="0", kind=float_in(1e-6, 1e6))
+    em_grad: str = redeclared(smallnorb.Config, "em_grad")
+    variance_floor: float = redeclared(smallnorb.Config, "variance_floor", 1.0, paper="0", kind=float_in(1e-6, 1e6))
     beta_v_init: float = setting(-0.2, float_in(-10, 10),
         "Initial beta_v, counted from -log(variance floor) / 2: below 0, votes that agree activate a capsule.")
     loss: str = setting("spread", ("spread", "cross-entropy"), "Loss of the capsules: the paper's spread loss of the"
@@ -157,13 +157,13 @@ class Config(Viewpoints):
     cnn: str = setting("matched", ("matched", "paper"), "The CNN has the capsules' grids and as many parameters; or it"
         " is the paper's, of 4.2 million parameters.", paper="paper (section 5)")
     dtype: str = setting("float32", ("float32", "float64"), "Number format of all arithmetic.")
-    plain: bool = redeclared(viewpoint.Config, "plain")
+    plain: bool = redeclared(smallnorb.Config, "plain")
     image_size: Any = None  # these three are the data set's, unless others are given
     in_channels: Any = None
     n_classes: Any = None
 
     def dependent(self) -> dict[str, Any]:
-        own: dict[str, Any] = {"image_size": viewpoint.IMAGE_SIZE if self.has_views else multimnist.DIGIT_SIDE,
+        own: dict[str, Any] = {"image_size": smallnorb.IMAGE_SIZE if self.has_views else multimnist.DIGIT_SIDE,
                "in_channels": 2 if self.dataset in OBJECT_SETS else 1, "n_classes": len(self.classes),
                "n_epochs": 5, "cnn_epochs": self.n_epochs or 10}
         if self.has_held_out:
@@ -246,20 +246,20 @@ def subset(examples: Examples, n: int | None, rng: np.random.Generator | None = 
     return examples.at(np.linspace(0, n_all - 1, n).astype(np.intp) if rng is None else rng.permutation(n_all)[:n])
 
 
-def norb_halves(n_val: int | None) -> tuple[viewpoint.Half, viewpoint.Half]:
+def norb_halves(n_val: int | None) -> tuple[smallnorb.Half, smallnorb.Half]:
     """Objects to train and to test on: the official halves or, to choose settings, the training half alone, of which
     ``n_val`` objects of each class are tested on."""
     objects = [int(digit) for digit in NORB_SETS["training"].removeprefix("5x")]  # its name lists them: 5x46789
-    return (("training", objects[:-n_val]), ("training", objects[-n_val:])) if n_val else viewpoint.HALVES
+    return (("training", objects[:-n_val]), ("training", objects[-n_val:])) if n_val else smallnorb.HALVES
 
 
-def make_views(config: Config) -> Sequence[viewpoint.Split]:
+def make_views(config: Config) -> Sequence[smallnorb.Split]:
     """Training, test and held-out sets; without --hold-out viewpoints, the two halves of smallNORB."""
     halves = norb_halves(config.n_val_objects)
     if config.has_held_out:
-        return viewpoint.make_data(config) if config.is_rendered else viewpoint.load_smallnorb(config, halves)
-    folder = viewpoint.norb_folder(config)
-    return [viewpoint.read_smallnorb(folder, half, config.standardize) for half in halves]
+        return smallnorb.make_data(config) if config.is_rendered else smallnorb.load_smallnorb(config, halves)
+    folder = smallnorb.norb_folder(config)
+    return [smallnorb.read_smallnorb(folder, half, config.standardize) for half in halves]
 
 
 def read_digits(config: Config) -> tuple[str, list[Examples]]:
@@ -285,7 +285,7 @@ def make_data(config: Config) -> Data:
 
 def prepared(images: Array, config: Config) -> Array:
     """Images (N, H, W, C) of a data set as the networks get them in a test: views cropped, of the configured dtype."""
-    return (viewpoint.crop(images, None) if config.has_views else images).astype(config.dtype, copy=False)
+    return (smallnorb.crop(images, None) if config.has_views else images).astype(config.dtype, copy=False)
 
 
 # --- EM routing over receptive fields [Hinton 2018, sec. 4] -----------------------------------------------------------
@@ -337,14 +337,14 @@ def over_parents(fields: Fields, x: Array, combine: np.ufunc) -> Array:
     return gather(scatter(by_field, fields, combine), fields).reshape(L, M, 1)
 
 
-VOTES = viewpoint.Pair(votes_forward, votes_backward)
+VOTES = smallnorb.Pair(votes_forward, votes_backward)
 
 
 class FieldRoutingCache(NamedTuple):
     fields: Fields
     n_in: int  # I
     shared: bool  # whether w is (1, 1, I, J, P, P)
-    vote: viewpoint.Pair
+    vote: smallnorb.Pair
     votes: VotesCache
     mass_unit: float
     em: EMCache  # a field in place of an image, with its M children and J parents
@@ -352,7 +352,7 @@ class FieldRoutingCache(NamedTuple):
 
 def field_routing_forward(
     pose: Array, a_in: Array, w: Array, beta_a: Array, beta_v: Array, n_iters: int, variance_floor: float, k: int,
-    stride: int = 1, offset: Array | None = None, vote: viewpoint.Pair = VOTES,
+    stride: int = 1, offset: Array | None = None, vote: smallnorb.Pair = VOTES,
 ) -> tuple[Array, Array, FieldRoutingCache]:
     """EM routing where a parent's children are the capsules of its K x K field, and w is the same at all positions.
 
@@ -672,7 +672,7 @@ def training_batch(data: Data, config: Config, step: int) -> Examples:
     chosen = chosen[: config.batch_size]
     images, rng = data.train.images[chosen], generator(config.seed, Stream.SHUFFLE, epoch, position)
     if config.has_views:
-        images = viewpoint.crop(images, rng)
+        images = smallnorb.crop(images, rng)
     images = images.astype(config.dtype, copy=False)
     dropout = None
     if config.cnn == "paper":
@@ -694,7 +694,7 @@ def train(model: Model, config: Config, data: Data, state: TrainState, workers: 
     """Train ``state`` in place to the model's number of epochs. Raises UserError where the loss stops being finite."""
     n, per_epoch = len(data.train.labels), steps_per_epoch(config, data)
     n_steps = per_epoch * of_model(model.name, config)[0]
-    update = viewpoint.adamw_step if config.plain else adamw_step
+    update = smallnorb.adamw_step if config.plain else adamw_step
     while state.step < n_steps:
         started = time.perf_counter()
         batch, progress = training_batch(data, config, state.step), state.step / max(1, n_steps - 1)
@@ -776,7 +776,7 @@ def make_result(config: Config, states: Mapping[str, TrainState], data: Data, th
             for part in (data.test, data.held_out):
                 answers = predict_scores(networks[name], state.params, part, config, workers).argmax(axis=1)
                 models[name] |= angle_accuracies(config, part, answers)
-                hard = viewpoint.hard_accuracy(part.labels, answers) if config.dataset == "voxels" else math.nan
+                hard = smallnorb.hard_accuracy(part.labels, answers) if config.dataset == "voxels" else math.nan
                 if part is data.held_out and config.held_out_angle == "azimuth" and not math.isnan(hard):
                     models[name]["hard_accuracy"] = hard
     headline = "held_out_accuracy" if config.has_held_out else "accuracy"
@@ -794,7 +794,7 @@ def describe(result: Mapping[str, Any]) -> str:
     """One line: the data, of views what is held out, and the training."""
     config, data = from_json(Config, result["config"]), result["dataset"]
     if config.has_views:
-        data = viewpoint.describe(config) if config.has_held_out else f"{data}: no viewpoints held out"
+        data = smallnorb.describe(config) if config.has_held_out else f"{data}: no viewpoints held out"
     if config.n_val or config.n_val_objects:
         data += f"; accuracies on validation {'digits' if config.n_val else 'objects'}"
     of_cnn = f" (the CNN {config.cnn_epochs})" if config.cnn_epochs != config.n_epochs else ""

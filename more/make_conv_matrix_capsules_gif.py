@@ -30,9 +30,9 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Ellipse
 
 from fast.workers import Workers
-from more import conv_matrix_capsules as experiment
+from more import conv_matrix_capsules as conv
 from more import visualize_conv_matrix_capsules as figures
-from more.conv_matrix_capsules import Array, ClassRouting, Config, Data, viewpoint
+from more.conv_matrix_capsules import Array, ClassRouting, Config, Data, smallnorb
 from multimnist_capsnet import resolve_auto
 from smallnorb_novel_viewpoint import OUTPUT, RunOptions, TrainState, int_in, parse, script, setting
 from support.experiment import redeclared, require_writable
@@ -53,15 +53,15 @@ class Recorder:
 
     def __init__(self, config: Config, data: Data, steps: Collection[int], workers: Workers) -> None:
         self.config, self.steps, self.workers = config, steps, workers
-        self.model = experiment.make_models(config)["capsules"]
+        self.model = conv.make_models(config)["capsules"]
         self.image, self.label = data.test.images[:1], int(data.test.labels[0])
-        self.tested = experiment.subset(data.test, N_TESTED)
+        self.tested = conv.subset(data.test, N_TESTED)
         self.snapshots: list[Snapshot] = []
 
     def __call__(self, state: TrainState, epoch_ended: bool) -> None:
         if state.step in self.steps:
-            routing = experiment.class_routing(state.params, self.image, self.config)
-            accuracy = experiment.accuracy(self.model, state.params, self.tested, self.config, self.workers)
+            routing = conv.class_routing(state.params, self.image, self.config)
+            accuracy = conv.accuracy(self.model, state.params, self.tested, self.config, self.workers)
             self.snapshots.append(Snapshot(state.step, routing, accuracy))
 
 
@@ -140,7 +140,7 @@ def make_scene(config: Config, data: Data, recorder: Recorder) -> tuple[Figure, 
     show = add_plane(plane, config, snapshots[-1].routing, principal_axes(snapshots[-1].routing), label)
 
     image = axes["i"]
-    shown = grey_levels(experiment.prepared(recorder.image[:1], config)[0])
+    shown = grey_levels(conv.prepared(recorder.image[:1], config)[0])
     image.imshow(shown, vmin=0, vmax=1, interpolation="hanning")
     image.set(xticks=[], yticks=[], anchor="W")
     image.grid(False)
@@ -174,7 +174,7 @@ def make_scene(config: Config, data: Data, recorder: Recorder) -> tuple[Figure, 
         a = now.routing.a[t, 0]
         for patch, value in zip(patches, a, strict=True):
             patch.set_height(value)
-        answer = int(viewpoint.class_scores_forward(now.routing.mu[t, 0], a, config.loss).argmax())
+        answer = int(smallnorb.class_scores_forward(now.routing.mu[t, 0], a, config.loss).argmax())
         text, colour = marked_answer(answer == label, config.classes[answer])
         said.set(text=text, color=colour)
         mass = now.routing.weights[t, 0, :, label]
@@ -188,7 +188,7 @@ def make_scene(config: Config, data: Data, recorder: Recorder) -> tuple[Figure, 
 
 @dataclasses.dataclass(frozen=True)
 class Options(AnimationOptions):
-    out: Path = setting(Path(f"{experiment.EXPERIMENT}.gif"), OUTPUT, "File of the animation.", usual=True)
+    out: Path = setting(Path(f"{conv.EXPERIMENT}.gif"), OUTPUT, "File of the animation.", usual=True)
     fps: float = redeclared(AnimationOptions, "fps", 6.0)
     snapshots: int = setting(
         30, int_in(2, MAX_FRAMES), "Show the network at most N times, from before the first step to after the last."
@@ -207,14 +207,14 @@ def main(argv: Sequence[str]) -> None:
         ],
     )
     require_writable(options.out)
-    data = experiment.make_data(config)
+    data = conv.make_data(config)
     config = resolve_auto(config, data)
-    n_steps, n = experiment.steps_per_epoch(config, data) * config.n_epochs, options.snapshots
+    n_steps, n = conv.steps_per_epoch(config, data) * config.n_epochs, options.snapshots
     steps = {round(n_steps * (k / (n - 1)) ** 2) for k in range(n)}  # from 0 to the last, at distances that grow
     with Workers(options.threads) as workers:
         recorder = Recorder(config, data, steps, workers)
         run_options = RunOptions(threads=options.threads, quiet=options.quiet)
-        experiment.train_all(config, data, run_options, names=("capsules",), callback=recorder)
+        conv.train_all(config, data, run_options, names=("capsules",), callback=recorder)
     T, last = config.em_iters, len(recorder.snapshots) - 1
     frames = [(k, t) for k in range(last + 1) for t in range(T)]
     write_animation(options, lambda: make_scene(config, data, recorder), frames, range(last * T, (last + 1) * T))

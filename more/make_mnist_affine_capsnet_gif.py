@@ -27,7 +27,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from fast.workers import SERIAL, blas_threads
-from more import mnist_affine_capsnet as experiment
+from more import mnist_affine_capsnet as affine
 from more import visualize_mnist_affine_capsnet as figures
 from more.mnist_affine_capsnet import SWEEP, Config
 from more.visualize_mnist_affine_capsnet import MODELS, J, degrees
@@ -45,8 +45,8 @@ class Turning:
         self.angles = np.linspace(SWEEP[0], SWEEP[-1], n_frames)
         chosen = figures.first_of_each_class(run.data.test_labels)[list(SHOWN)]
         self.images = np.stack([figures.turned(run, chosen, angle) for angle in self.angles])  # (frames, n, S, S)
-        models, labels = experiment.make_models(run.config), np.tile(SHOWN, n_frames)
-        batch = experiment.single_digits(self.images.reshape(-1, *self.images.shape[2:]), labels)
+        models, labels = affine.make_models(run.config), np.tile(SHOWN, n_frames)
+        batch = affine.single_digits(self.images.reshape(-1, *self.images.shape[2:]), labels)
         self.outputs = {}  # of each model lengths of capsules, or probabilities (frames, n, J)
         for name, state in run.states.items():
             scores, _ = assess(models[name], state.params, batch, SERIAL)
@@ -125,10 +125,10 @@ def held(angles: Array, rotation: Sequence[float]) -> set[int]:
 @dataclasses.dataclass(frozen=True)
 class Options(AnimationOptions):
     fps: float = redeclared(AnimationOptions, "fps", 10.0)
-    out: Path = setting(Path(f"{experiment.EXPERIMENT}.gif"), OUTPUT, "File of the animation.", usual=True)
+    out: Path = setting(Path(f"{affine.EXPERIMENT}.gif"), OUTPUT, "File of the animation.", usual=True)
     checkpoint: Path | None = redeclared(FigureOptions, "checkpoint")
     frames: int = setting(73, int_in(2, MAX_FRAMES), "Show N angles from -90 to 90 degrees.", usual=True)
-    threads: int = redeclared(experiment.Options, "threads")
+    threads: int = redeclared(affine.Options, "threads")
 
 
 @script

@@ -50,7 +50,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-import multimnist_capsnet as base
+import multimnist_capsnet as multimnist
 from data.affnist_file import AFFNIST_SIDE, read_affnist
 from fast.workers import Workers
 from multimnist_capsnet import (
@@ -113,8 +113,8 @@ class Config(CapsNetConfig):
     cnn_lr: float = 2e-3  # of both CNNs
     optimizer: str = "adam"
     weight_decay: float = 0.0
-    canvas: int = setting(base.DIGIT_SIDE, (base.DIGIT_SIDE, AFFNIST_SIDE), "Side of the images in pixels: 28 for"
-        " digits as they are, shifted by up to 2 pixels in training; 40 for digits anywhere on the canvas, as in"
+    canvas: int = setting(multimnist.DIGIT_SIDE, (multimnist.DIGIT_SIDE, AFFNIST_SIDE), "Side of the images in pixels:"
+        " 28 for digits as they are, shifted by up to 2 pixels in training; 40 for digits anywhere on the canvas, as in"
         " affNIST.",
         usual=True, group="single digits")
     n_val: int = setting(5000, int_in(1, 10**6), "Hold N training digits out for validation.")
@@ -134,7 +134,7 @@ class Config(CapsNetConfig):
 
 
 @dataclasses.dataclass(frozen=True)
-class Options(base.Options):
+class Options(multimnist.Options):
     models: tuple[str, ...] = setting(MODEL_NAMES, names_of(MODEL_NAMES), "Train only these.", usual=True)
     affnist: Path | None = setting(None, INPUT,
         "Test on a published affNIST file (.mat) as well; needs --canvas 40.")
@@ -231,7 +231,7 @@ def draw_distortions(rng: np.random.Generator, digits: Array) -> Distortion:
     # Bilinear sampling spreads a pixel of a stroke up to its neighbours.
     reach = np.abs(forward).sum(axis=2)  # (N, 2)
     low, high = np.empty((n, 2)), np.empty((n, 2))
-    grid = np.indices(digits.shape[1:], float).reshape(2, -1) - (base.DIGIT_SIDE - 1) / 2
+    grid = np.indices(digits.shape[1:], float).reshape(2, -1) - (multimnist.DIGIT_SIDE - 1) / 2
     for start in range(0, n, WARP_PART):
         part = slice(start, start + WARP_PART)
         position = forward[part] @ grid  # (n, 2, H*W)
@@ -247,7 +247,7 @@ def draw_distortions(rng: np.random.Generator, digits: Array) -> Distortion:
 
 def distort(digits: Array, distortion: Distortion) -> Array:
     """digits (N, 28, 28) -> (N, 40, 40)."""
-    middle = (base.DIGIT_SIDE - 1) / 2
+    middle = (multimnist.DIGIT_SIDE - 1) / 2
     return warp(digits, warp_matrices(distortion.matrices, middle, distortion.middle), AFFNIST_SIDE)
 
 
@@ -271,19 +271,19 @@ def single_digits(images: Array, labels: Array) -> Batch:
 def on_canvas(digits: Array, shift: Array, config: Config) -> Array:
     """digits (B, 28, 28), uint8 or in [0, 1], each shift (B, 2) pixels away from the middle -> (B, S, S) in [0, 1]."""
     reach = int(np.abs(shift).max(initial=0))
-    images = base.shifted(digits[:, None], shift[:, None], config.image_size, reach)[:, 0]
+    images = multimnist.shifted(digits[:, None], shift[:, None], config.image_size, reach)[:, 0]
     return images * np.dtype(config.dtype).type(1 / 255) if images.dtype == np.uint8 else images.astype(config.dtype)
 
 
 def evaluation_shifts(config: Config, n: int, key: int) -> Array:
     """Shifts (n, 2) of validation and test digits, in pixels: 0 at 28x28, to anywhere on a larger canvas."""
-    free = (config.image_size - base.DIGIT_SIDE) // 2
+    free = (config.image_size - multimnist.DIGIT_SIDE) // 2
     return generator(config.seed, Stream.EVALUATION, key).integers(-free, free + 1, (n, 2))
 
 
 def make_data(config: Config) -> Data:
     """Raises UserError where there are too few digits."""
-    digits = base.resolve_dataset(config.dataset, generator(config.seed, Stream.DATA), config.data_dir)
+    digits = multimnist.resolve_dataset(config.dataset, generator(config.seed, Stream.DATA), config.data_dir)
     n, n_train = len(digits.train_labels), config.n_train or len(digits.train_labels) - config.n_val
     if n_train < 1 or n_train + config.n_val > n:
         wanted = f"--n-train {config.n_train} and --n-val {config.n_val}"
@@ -302,7 +302,7 @@ def make_data(config: Config) -> Data:
 
 def resolve_defaults(config: Config, data: Data) -> Config:
     """``config`` with the data set in place of "auto", and the numbers of digits in place of 0."""
-    config = base.resolve_auto(config, data)
+    config = multimnist.resolve_auto(config, data)
     return dataclasses.replace(config, n_train=len(data.labels), n_test=len(data.test_labels))
 
 
@@ -344,7 +344,7 @@ def softmax_cross_entropy(scores: Array, positive: Array, n: int) -> tuple[float
 AVERAGE = Pair(avg_pool_forward, avg_pool_backward)
 LENET = CNN(
     (ConvLayer(5, 6, pool=AVERAGE), ConvLayer(5, 16, pool=AVERAGE)), {"hidden1": 120, "hidden2": 84},
-    softmax_cross_entropy, base.BIAS,
+    softmax_cross_entropy, multimnist.BIAS,
 )
 
 
@@ -352,8 +352,8 @@ LENET = CNN(
 
 def make_models(config: Config) -> dict[str, Model]:
     """By name, in the order of the result table."""
-    models = base.make_models(config, softmax_cross_entropy)
-    lenet = base.cnn_model("lenet", config, LENET._replace(conv=base.parts_of(config).conv))
+    models = multimnist.make_models(config, softmax_cross_entropy)
+    lenet = multimnist.cnn_model("lenet", config, LENET._replace(conv=multimnist.parts_of(config).conv))
     return {"capsnet": models["capsnet"], "cnn": models["cnn_pool"]._replace(name="cnn"), "lenet": lenet}
 
 

@@ -39,8 +39,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from evidence.claims import at_equal_values
-from more import conv_matrix_capsules as experiment
-from more.conv_matrix_capsules import Array, Config, viewpoint
+from more import conv_matrix_capsules as conv
+from more.conv_matrix_capsules import Array, Config, smallnorb
 from multimnist_capsnet import resolve_auto
 
 MODELS = {"capsules": EM_CAPSULES, "cnn": CNN}
@@ -74,8 +74,8 @@ N_BINS = 30
 
 def draw_vote_distances(run: Run) -> Figure:
     """A panel for each iteration: the votes of the true classes' capsules and of all others, weighted by their mass."""
-    chosen = experiment.subset(run.data.test, N_ROUTED)
-    routing = experiment.class_routing(run.states["capsules"].params, chosen.images, run.config)
+    chosen = conv.subset(run.data.test, N_ROUTED)
+    routing = conv.class_routing(run.states["capsules"].params, chosen.images, run.config)
     distances, mass = (part.swapaxes(2, 3) for part in (routing.distances, routing.weights))  # (T, N, E, M)
     mass = mass / mass.sum(axis=(2, 3), keepdims=True)  # fractions of that of an image
     limit = float(weighted_quantiles(distances.ravel(), mass.ravel(), 0.97))  # most mass lies within
@@ -158,7 +158,7 @@ def read_views(paths: Sequence[Path]) -> list[Views]:
 
 def draw_beyond(ax: Axes, views: Sequence[Views], title: str) -> None:
     """Accuracy against degrees beyond the trained range."""
-    accuracy_axis(ax, "accuracy", 1 / len(viewpoint.SMALLNORB_CLASSES), side="left")
+    accuracy_axis(ax, "accuracy", 1 / len(smallnorb.SMALLNORB_CLASSES), side="left")
     for one in views:
         plot_band(ax, one.degrees, one.accuracy, one.style)
     ax.set(title=title, xlabel=DEGREES_BEYOND)
@@ -251,7 +251,7 @@ def draw_table_2(ours: Mapping[str, Mapping[str, Array]]) -> Figure:
 # --- Files and command line -------------------------------------------------------------------------------------------
 
 OF_RUN = {"training_curves": draw_training_curves, "vote_distances": draw_vote_distances}
-RESULTS = Path("results") / experiment.EXPERIMENT
+RESULTS = Path("results") / conv.EXPERIMENT
 SHAPES_RESULTS = [RESULTS / f"shapes_{angle}.json" for angle in ("azimuths", "elevations")]
 VIEW_RESULTS = [
     RESULTS / f"toys_one_set.json#{angle}_{model}"
@@ -271,11 +271,11 @@ class Options(FigureOptions):
 
 
 def trained(asked: Config, options: Options, given: Collection[str]) -> Run:
-    return load_or_train(experiment, options, asked, given, resolve_auto, free=FREE, required=("capsules",))
+    return load_or_train(conv, options, asked, given, resolve_auto, free=FREE, required=("capsules",))
 
 
 main = figure_script(
-    experiment.EXPERIMENT, Config, Options,
+    conv.EXPERIMENT, Config, Options,
     "Draw the figures of the convolutional matrix capsules, from a checkpoint or after training them.",
     [
         ("--checkpoint run.npz", "All figures of these networks: about 10 seconds."),

@@ -32,16 +32,16 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-import multimnist_capsnet as base
+import multimnist_capsnet as multimnist
 from fast.workers import Workers
-from more import mnist_affine_capsnet as experiment
+from more import mnist_affine_capsnet as affine
 from more.mnist_affine_capsnet import SWEEP, Config, Data
 from multimnist_capsnet import Array, UserError
 from support.experiment import redeclared
 
 MODELS = {"capsnet": CAPSNET, "cnn": CNN, "lenet": LENET}
-J = base.N_CLASSES
-RESULTS = Path("results") / experiment.EXPERIMENT / "rotated.json"
+J = multimnist.N_CLASSES
+RESULTS = Path("results") / affine.EXPERIMENT / "rotated.json"
 
 
 def degrees(angle: float) -> str:
@@ -51,7 +51,7 @@ def degrees(angle: float) -> str:
 def subtitle(run: Run, who: str = "") -> str:
     """What every figure says of its run: data set, canvas, how long it trained, and the seed or what else is shown."""
     config, side = run.config, run.config.image_size
-    canvas = "" if side == base.DIGIT_SIDE else f", anywhere on {side}×{side}"
+    canvas = "" if side == multimnist.DIGIT_SIDE else f", anywhere on {side}×{side}"
     stop = f"up to {100 * config.match_accuracy:g} % right, at most " if config.match_accuracy is not None else ""
     length = f"{stop}{plural(config.n_epochs, 'epoch')} of {config.n_train:,} upright digits"
     return " · ".join((DATASET_NAMES[run.data.name] + canvas, length, who or run.who))
@@ -63,7 +63,7 @@ def resolved(config: Config, data: Data) -> Config:
     if missing:
         n = len(data.test_labels)
         raise UserError(f"the figures need a digit of every class: none of the {n:,} test digits is a {missing[0]}")
-    return experiment.resolve_defaults(config, data)
+    return affine.resolve_defaults(config, data)
 
 
 def first_of_each_class(labels: Array) -> Array:
@@ -74,8 +74,8 @@ def turned(run: Run, chosen: Array, angle: float) -> Array:
     """Images (n, S, S) of chosen test digits, turned by an angle: those of the rotated test set."""
     config, data = run.config, run.data
     digits = data.test_images[chosen] * np.dtype(config.dtype).type(1 / 255)
-    shift = experiment.evaluation_shifts(config, len(data.test_labels), 0)[chosen]
-    return experiment.on_canvas(experiment.rotate(digits, angle), shift, config)
+    shift = affine.evaluation_shifts(config, len(data.test_labels), 0)[chosen]
+    return affine.on_canvas(affine.rotate(digits, angle), shift, config)
 
 
 def angle_axis(ax: Axes, step: int = 30) -> None:
@@ -136,11 +136,11 @@ TEST_FIELDS = ("data_dir", "n_test", "n_sweep")  # on which no training depends
 def finished(asked: Config, options: Any, given: Collection[str]) -> Run:
     """The networks of ``--checkpoint``, or trained now, with their tests."""
     run = load_or_train(
-        experiment, options, asked, given, resolved,
+        affine, options, asked, given, resolved,
         (RESULTS, "capsnet", f"rotated_{asked.rotation[-1]:g}_accuracy"), free=TEST_FIELDS, required=("capsnet",),
     )
     with Workers(options.threads) as workers:
-        return run._replace(tested=experiment.run_tests(run.config, run.data, run.states, workers))
+        return run._replace(tested=affine.run_tests(run.config, run.data, run.states, workers))
 
 
 OF_RUN = {"rotation_sweep": draw_rotation_sweep, "training_curves": draw_training_curves}
@@ -149,11 +149,11 @@ OF_RUN = {"rotation_sweep": draw_rotation_sweep, "training_curves": draw_trainin
 @dataclasses.dataclass(frozen=True)
 class Options(FigureOptions):
     figures: tuple[str, ...] = choice_of_figures(*OF_RUN)
-    threads: int = redeclared(base.Options, "threads")
+    threads: int = redeclared(multimnist.Options, "threads")
 
 
 main = figure_script(
-    experiment.EXPERIMENT, Config, Options,
+    affine.EXPERIMENT, Config, Options,
     "Draw the figures of the affine-digits experiment, from a checkpoint or after training its models.",
     [
         ("--checkpoint run.npz", "Both figures of these networks: about 2 minutes."),

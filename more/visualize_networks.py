@@ -25,8 +25,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Circle, FancyArrowPatch, Rectangle
 
-import multimnist_capsnet as digits
-import smallnorb_novel_viewpoint as views
+import multimnist_capsnet as multimnist
+import smallnorb_novel_viewpoint as smallnorb
 from more import conv_matrix_capsules as conv
 from more import mnist_affine_capsnet as affine
 from smallnorb_novel_viewpoint import count_params, parse, script
@@ -53,7 +53,7 @@ class Stage(NamedTuple):
 def capsnet_stages(config: Any, params: dict[str, Array]) -> list[Stage]:
     side, T = config.primary_side, config.primary_types
     blank = np.zeros((1, config.image_size, config.image_size), config.dtype)
-    _, cache = digits.capsnet_forward(params, blank, config)
+    _, cache = multimnist.capsnet_forward(params, blank, config)
     _, rows, columns, channels = cache.relu1.shape
     K = params["conv1.w"].shape[0], params["primary.w"].shape[0]
     _, J, D = cache.v.shape
@@ -61,7 +61,7 @@ def capsnet_stages(config: Any, params: dict[str, Array]) -> list[Stage]:
     return [
         Stage("map", (*blank.shape[1:], 1), "image"),
         Stage("map", (rows, columns, channels), "conv1", "", f"{K[0]}×{K[0]}\nReLU", "conv1"),
-        Stage("grid", (side, side, T), "primary capsules", f"of {digits.PRIMARY_SIZE} numbers",
+        Stage("grid", (side, side, T), "primary capsules", f"of {multimnist.PRIMARY_SIZE} numbers",
               f"{K[1]}×{K[1]}, stride 2\nsquash", "primary"),
         Stage("capsules", (J,), "digit capsules", f"of {D} numbers",
               f"votes, dynamic\nrouting, {config.routing_iters} times", "routing"),
@@ -72,8 +72,8 @@ def capsnet_stages(config: Any, params: dict[str, Array]) -> list[Stage]:
 
 
 def view_stages(config: Any, params: dict[str, Array]) -> list[Stage]:
-    blank = np.zeros((1, views.IMAGE_SIZE, views.IMAGE_SIZE, config.in_channels), config.dtype)
-    _, cache = views.make_models(config)["capsules"].forward(params, blank)
+    blank = np.zeros((1, smallnorb.IMAGE_SIZE, smallnorb.IMAGE_SIZE, config.in_channels), config.dtype)
+    _, cache = smallnorb.make_models(config)["capsules"].forward(params, blank)
     I, J, P, _ = params["class.w"].shape
     K = params["conv1.w"].shape[0]
     pose = f"poses {P}×{P}, activations"
@@ -110,8 +110,8 @@ def conv_stages(config: Any, params: dict[str, Array]) -> list[Stage]:
 
 Stages = Callable[[Any, dict[str, Array]], list[Stage]]
 NETWORKS: dict[str, tuple[Any, Stages]] = {
-    views.EXPERIMENT: (views, view_stages),
-    digits.EXPERIMENT: (digits, capsnet_stages),
+    smallnorb.EXPERIMENT: (smallnorb, view_stages),
+    multimnist.EXPERIMENT: (multimnist, capsnet_stages),
     affine.EXPERIMENT: (affine, capsnet_stages),
     conv.EXPERIMENT: (conv, conv_stages),
 }

@@ -44,8 +44,8 @@ from typing import Any
 
 import numpy as np
 
-import multimnist_capsnet as base
-import smallnorb_novel_viewpoint as viewpoint
+import multimnist_capsnet as multimnist
+import smallnorb_novel_viewpoint as smallnorb
 from fast.optimizers import adamw_step
 from fast.workers import Workers
 from more import conv_matrix_capsules as conv
@@ -98,7 +98,7 @@ OF_STUDIES: dict[str, tuple[str, ...]] = {  # the studies to which a field appli
 
 
 DEPENDENT = ("n_epochs", "lr")  # of the study
-SCRIPTS: dict[str, Any] = {"shapes": conv, "composites": base, "couplings": base, "affnist": affine}
+SCRIPTS: dict[str, Any] = {"shapes": conv, "composites": multimnist, "couplings": multimnist, "affnist": affine}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,7 +113,7 @@ class Config(Settings):
     n_val: int | None = setting(None, int_in(1, 10**6), "Hold N training digits out, and test on composites of them.")
     seed: int = redeclared(CapsNetConfig, "seed", group="")
     n_epochs: int = setting(None, int_in(1, 100_000), "Train for N passes over the training set.",
-        f"{conv.Config().n_epochs}, with digits {base.Config.n_epochs}", usual=True, group="training")
+        f"{conv.Config().n_epochs}, with digits {multimnist.Config.n_epochs}", usual=True, group="training")
     assignments: str = setting("routed", ("routed", "even", "random"), "Assign children to parents by routing; evenly;"
         " or, in a CapsNet, at random, drawn once for each pair of capsules.", usual=True, group="parts")
     loss: str = setting("paper", ("paper", "cross-entropy"), "Loss: the paper's, which is the spread loss of matrix"
@@ -133,7 +133,7 @@ class Config(Settings):
         if self.study == "signs":
             return {}
         script = SCRIPTS[self.study]
-        length = base.Config.n_epochs if self.study in CAPSNET else conv.Config().n_epochs
+        length = multimnist.Config.n_epochs if self.study in CAPSNET else conv.Config().n_epochs
         return {"n_epochs": length, "lr": script.Config.lr}
 
     def check(self) -> None:
@@ -151,7 +151,7 @@ Options = RunOptions  # those of every training
 # --- EM routing over receptive fields: even assignments, and a learned bias of the votes ------------------------------
 
 
-def biased_votes(bias: Array) -> viewpoint.Pair:
+def biased_votes(bias: Array) -> smallnorb.Pair:
     """The pair of votes M_i W_ij + b_j with the bias (J, D). [Peer 2019]
 
     The mean of votes whose weights have the sum 1 moves by the bias, and no distance changes. Where a parent has hardly
@@ -159,15 +159,15 @@ def biased_votes(bias: Array) -> viewpoint.Pair:
     assignments.
     """
 
-    def forward(pose: Array, w: Array) -> tuple[Array, viewpoint.VotesCache]:
-        votes, cache = viewpoint.votes_forward(pose, w)
+    def forward(pose: Array, w: Array) -> tuple[Array, smallnorb.VotesCache]:
+        votes, cache = smallnorb.votes_forward(pose, w)
         return votes + bias, cache
 
-    def backward(dvotes: Array, cache: viewpoint.VotesCache) -> tuple[Array, Array, Array]:
+    def backward(dvotes: Array, cache: smallnorb.VotesCache) -> tuple[Array, Array, Array]:
         # votes = pose w + bias
-        return *viewpoint.votes_backward(dvotes, cache), dvotes.sum(axis=(0, 1))
+        return *smallnorb.votes_backward(dvotes, cache), dvotes.sum(axis=(0, 1))
 
-    return viewpoint.Pair(forward, backward)
+    return smallnorb.Pair(forward, backward)
 
 
 def biased_routing_forward(
@@ -196,7 +196,7 @@ def matrix_capsules(network: conv.Config, assignments: str = "routed", vote_bias
         if vote_bias == "learned":
             # The spread loss sees the activations alone, which no bias of the class capsules' votes changes.
             for layer in ("convcaps1", "convcaps2", *(["class"] if network.loss == "cross-entropy" else [])):
-                shape = (len(params[f"{layer}.beta_a"]), viewpoint.POSE_SIDE**2)
+                shape = (len(params[f"{layer}.beta_a"]), smallnorb.POSE_SIDE**2)
                 params[f"{layer}.bias"] = np.full(shape, BIAS_INIT, network.dtype)
         return params
 
@@ -206,7 +206,7 @@ def matrix_capsules(network: conv.Config, assignments: str = "routed", vote_bias
 # --- Poses and their negatives [Peer 2019] ----------------------------------------------------------------------------
 
 
-def sign_accuracy(config: viewpoint.Config, rng: np.random.Generator, biased: bool) -> tuple[float, int]:
+def sign_accuracy(config: smallnorb.Config, rng: np.random.Generator, biased: bool) -> tuple[float, int]:
     """Whether class capsules tell poses from their negatives: accuracy, 0.5 by guessing, and number of parameters.
 
     Class 0 has children whose pose entries lie between 0 and 1, class 1 has the negatives of the same poses. All
@@ -215,29 +215,29 @@ def sign_accuracy(config: viewpoint.Config, rng: np.random.Generator, biased: bo
     """
 
     def pairs(n: int) -> tuple[Array, Array]:
-        x = rng.random((n, viewpoint.N_PRIMARY, viewpoint.POSE_SIDE, viewpoint.POSE_SIDE)).astype(config.dtype)
+        x = rng.random((n, smallnorb.N_PRIMARY, smallnorb.POSE_SIDE, smallnorb.POSE_SIDE)).astype(config.dtype)
         return np.concatenate([x, -x]), np.repeat([0, 1], n)
 
-    def forward(params: Params, pose: Array) -> tuple[Array, viewpoint.VotesCache, viewpoint.EMCache, Array]:
-        votes, votes_cache = viewpoint.votes_forward(pose, params["class.w"])
+    def forward(params: Params, pose: Array) -> tuple[Array, smallnorb.VotesCache, smallnorb.EMCache, Array]:
+        votes, votes_cache = smallnorb.votes_forward(pose, params["class.w"])
         votes = votes + params["class.bias"] if biased else votes
         betas, a_in = (params["class.beta_a"], params["class.beta_v"]), np.ones_like(votes[:, :, 0, 0])
-        mu, a, cache = viewpoint.em_routing_forward(votes, a_in, *betas, config.lambdas, config.variance_floor)
-        return viewpoint.class_scores_forward(mu, a, "cross-entropy"), votes_cache, cache, mu
+        mu, a, cache = smallnorb.em_routing_forward(votes, a_in, *betas, config.lambdas, config.variance_floor)
+        return smallnorb.class_scores_forward(mu, a, "cross-entropy"), votes_cache, cache, mu
 
-    drawn = viewpoint.capsules_init(rng, config)
+    drawn = smallnorb.capsules_init(rng, config)
     params = {"class.w": drawn["class.w"][:, :2].copy()}  # of two classes
     params |= {name: drawn[name][:2].copy() for name in ("class.beta_a", "class.beta_v")}
     if biased:
-        params["class.bias"] = np.full((2, viewpoint.POSE_SIDE**2), BIAS_INIT, config.dtype)
+        params["class.bias"] = np.full((2, smallnorb.POSE_SIDE**2), BIAS_INIT, config.dtype)
     state = TrainState("signs", params)
     for _ in range(300):
         pose, labels = pairs(16)
         scores, votes_cache, cache, mu = forward(params, pose)
-        dscores = viewpoint.softmax_cross_entropy(scores, labels)[1]
-        dmu, da = viewpoint.class_scores_backward(dscores, mu, "cross-entropy")
-        dvotes, _, dbeta_a, dbeta_v = viewpoint.em_routing_backward(dmu, da, cache, config.em_grad)
-        grads = {"class.w": viewpoint.votes_backward(dvotes, votes_cache)[1], "class.bias": dvotes.sum(axis=(0, 1))}
+        dscores = smallnorb.softmax_cross_entropy(scores, labels)[1]
+        dmu, da = smallnorb.class_scores_backward(dscores, mu, "cross-entropy")
+        dvotes, _, dbeta_a, dbeta_v = smallnorb.em_routing_backward(dmu, da, cache, config.em_grad)
+        grads = {"class.w": smallnorb.votes_backward(dvotes, votes_cache)[1], "class.bias": dvotes.sum(axis=(0, 1))}
         adamw_step(state, [grads | {"class.beta_a": dbeta_a, "class.beta_v": dbeta_v}], config.lr)
     pose, labels = pairs(500)
     return float((forward(params, pose)[0].argmax(axis=1) == labels).mean()), count_params(params)
@@ -245,7 +245,7 @@ def sign_accuracy(config: viewpoint.Config, rng: np.random.Generator, biased: bo
 
 def sign_study(seed: int) -> dict[str, Any]:
     """The metrics without and with a bias of the votes."""
-    config, rng = viewpoint.Config(seed=seed), generator(seed, Stream.EVALUATION, *b"signs")
+    config, rng = smallnorb.Config(seed=seed), generator(seed, Stream.EVALUATION, *b"signs")
     plain, n_params = sign_accuracy(config, rng, biased=False)
     biased, _ = sign_accuracy(config, rng, biased=True)
     return {"n_params": n_params, "sign_accuracy": plain, "biased_sign_accuracy": biased}
@@ -261,7 +261,7 @@ def identity_backward(dv: Array, _: None) -> Array:
     return dv
 
 
-RELU = Pair(base.relu_forward, base.relu_backward)
+RELU = Pair(multimnist.relu_forward, multimnist.relu_backward)
 IDENTITY = Pair(identity_forward, identity_backward)
 
 
@@ -270,11 +270,11 @@ def published_squash(divisor: float) -> Pair:
     to them and, in every iteration, to digit capsules. Here these biases are constant."""
 
     def forward(s: Array) -> tuple[Array, Any]:
-        return base.squash_forward(s / divisor + 0.1)
+        return multimnist.squash_forward(s / divisor + 0.1)
 
     def backward(dv: Array, cache: Any) -> Array:
         # s / divisor + 0.1
-        return base.squash_backward(dv, cache) / divisor
+        return multimnist.squash_backward(dv, cache) / divisor
 
     return Pair(forward, backward)
 
@@ -329,7 +329,7 @@ def make_parts(
 ) -> Parts:
     """The parts of a network by their names: assignments "routed", "even" or "random"; transform "own" or "shared";
     activation "squash", "relu" or "published"; loss "paper" or "cross-entropy"."""
-    parts = base.parts_of(config)
+    parts = multimnist.parts_of(config)
     if assignments != "routed":
         I, J = config.n_primary, config.n_classes
         couplings = random_couplings(I, J) if assignments == "random" else np.full((I, J), 1 / J)
@@ -338,7 +338,7 @@ def make_parts(
         parts = parts._replace(routing=shared(parts.routing))
     if activation == "relu":
         # On a blank ground the primary capsules are 0; the fast convolution would leave its rounding to the ReLU.
-        parts = parts._replace(conv=base.CONV, primary=RELU, digit=IDENTITY)
+        parts = parts._replace(conv=multimnist.CONV, primary=RELU, digit=IDENTITY)
     elif activation == "published":
         parts = parts._replace(primary=published_squash(32), digit=published_squash(1))
     if loss == "cross-entropy":
@@ -346,12 +346,12 @@ def make_parts(
     return parts
 
 
-def make_model(config: CapsNetConfig, transform: str = "own", **names: str) -> base.Model:
+def make_model(config: CapsNetConfig, transform: str = "own", **names: str) -> multimnist.Model:
     """A CapsNet of these parts, see ``make_parts``."""
-    model = base.capsnet_model(config, make_parts(config, transform=transform, **names))
+    model = multimnist.capsnet_model(config, make_parts(config, transform=transform, **names))
 
     def init_params(rng: np.random.Generator) -> Params:
-        params = base.capsnet_init(rng, config)
+        params = multimnist.capsnet_init(rng, config)
         return params | {"routing.w": params["routing.w"][:1].copy()} if transform == "shared" else params
 
     return model._replace(init_params=init_params)
@@ -360,7 +360,7 @@ def make_model(config: CapsNetConfig, transform: str = "own", **names: str) -> b
 # --- Couplings after the training -------------------------------------------------------------------------------------
 
 
-def routing_study(config: base.Config, params: Params, batch: Batch, workers: Workers) -> dict[str, float]:
+def routing_study(config: multimnist.Config, params: Params, batch: Batch, workers: Workers) -> dict[str, float]:
     """The trained capsules with other couplings than they were trained with, as in I. Paik et al., "Capsule networks
     need an improved routing algorithm", ACML 2019.
 
@@ -369,21 +369,21 @@ def routing_study(config: base.Config, params: Params, batch: Batch, workers: Wo
     training; and "entropy", that of a primary capsule's last couplings over its maximum log J, mean over capsules and
     images.
     """
-    drawn, plain = random_couplings(config.n_primary, config.n_classes), base.PLAIN.routing
+    drawn, plain = random_couplings(config.n_primary, config.n_classes), multimnist.PLAIN.routing
 
     def answers_and_entropy(routing: Pair, n_iters: int) -> tuple[Array, float]:
         network = dataclasses.replace(config, routing_iters=n_iters)
-        parts = base.parts_of(config)._replace(routing=routing)
+        parts = multimnist.parts_of(config)._replace(routing=routing)
 
         def work(start: int) -> tuple[Array, Array]:
-            images = batch.part(start, start + base.EVALUATION_BATCH).images
-            lengths, cache = base.capsnet_forward(params, images, network, parts)
-            c = cache.routing.c[-1] if isinstance(cache.routing, base.RoutingCache) else drawn[None]  # (B, I, J)
+            images = batch.part(start, start + multimnist.EVALUATION_BATCH).images
+            lengths, cache = multimnist.capsnet_forward(params, images, network, parts)
+            c = cache.routing.c[-1] if isinstance(cache.routing, multimnist.RoutingCache) else drawn[None]  # (B, I, J)
             entropy = -(c * np.log(np.maximum(c, np.finfo(c.dtype).tiny))).sum(axis=2).mean(axis=1)  # (B,)
-            answers = np.sort(base.top_labels(lengths, batch.labels.shape[1]), axis=1)
+            answers = np.sort(multimnist.top_labels(lengths, batch.labels.shape[1]), axis=1)
             return answers, np.broadcast_to(entropy / math.log(c.shape[2]), len(images))
 
-        starts = range(0, len(batch.labels), base.EVALUATION_BATCH)
+        starts = range(0, len(batch.labels), multimnist.EVALUATION_BATCH)
         answers, entropies = zip(*workers.map(work, starts), strict=True)
         return np.concatenate(answers), float(np.concatenate(entropies).mean())
 
@@ -411,7 +411,7 @@ def network_config(config: Config) -> Any:
     common |= {name: getattr(config, name) for name in ("dataset", "data_dir", "recon_weight")}
     if config.study == "affnist":
         return affine.Config(**(AFFNIST | common))
-    return base.Config(n_val=config.n_val, **common)
+    return multimnist.Config(n_val=config.n_val, **common)
 
 
 def make_data(config: Config) -> Any:
@@ -458,7 +458,7 @@ def run(config: Config, options: Any = NO_OPTIONS, **more: Any) -> tuple[dict[st
         return result_document(EXPERIMENT, config, "signs", models, {}, headline), {}
     data = make_data(config)
     if config.study in CAPSNET:
-        config = base.resolve_auto(config, data)
+        config = multimnist.resolve_auto(config, data)
     states = train_all(config, data, options, **more)
     ((name, state),) = states.items()
     metrics = model_metrics(state)

@@ -41,8 +41,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-import multimnist_capsnet as digits
-import smallnorb_novel_viewpoint as viewpoint
+import multimnist_capsnet as multimnist
+import smallnorb_novel_viewpoint as smallnorb
 from data.labelled_pictures import Labelled, PictureSets, is_picture, read_sets, visible_files
 from data.pictures import Levels, square_of_set
 from data.places import expanded
@@ -195,7 +195,7 @@ def sized(settings: Any, config: Config, **more: Any) -> Any:
 
 def make_models(config: Config) -> dict[str, Model]:
     """By name, in the order of the result table."""
-    on_grids, net = conv.make_models(sized(conv.Config, config)), sized(digits.CapsNetConfig, config)
+    on_grids, net = conv.make_models(sized(conv.Config, config)), sized(multimnist.CapsNetConfig, config)
 
     def on_grid(name: str, answers: Callable[[Array], Array]) -> Model:
         it = on_grids[name]
@@ -203,24 +203,24 @@ def make_models(config: Config) -> dict[str, Model]:
         return Model(name, it.init_params, loss_and_grads, lambda p, x: answers(it.forward(p, x)[0]), it.part_size)
 
     def loss_and_grads(progress: float, params: Params, part: Examples, n: int) -> tuple[dict[str, float], Params]:
-        batch = digits.Batch(part.images, part.labels[:, None], part.images[:, None])
-        return digits.capsnet_loss_and_grads(params, batch, n, net)
+        batch = multimnist.Batch(part.images, part.labels[:, None], part.images[:, None])
+        return multimnist.capsnet_loss_and_grads(params, batch, n, net)
 
     return {
         "capsules": on_grid("capsules", np.asarray),
-        "cnn": on_grid("cnn", digits.softmax),
+        "cnn": on_grid("cnn", multimnist.softmax),
         "capsnet": Model(
-            "capsnet", lambda rng: digits.capsnet_init(rng, net), loss_and_grads,
-            lambda params, images: digits.capsnet_forward(params, images, net)[0], 16,
+            "capsnet", lambda rng: multimnist.capsnet_init(rng, net), loss_and_grads,
+            lambda params, images: multimnist.capsnet_forward(params, images, net)[0], 16,
         ),
     }
 
 
 def reconstructions(params: Params, images: Array, config: Config) -> Array:
     """Images (B, S, S, C) -> what the CapsNet draws of each from its longest capsule (B, S, S, C)."""
-    lengths, cache = digits.capsnet_forward(params, images, sized(digits.CapsNetConfig, config))
-    masked, _ = digits.mask_forward(cache.v, lengths.argmax(axis=1)[:, None])
-    return digits.decoder_forward(params, masked)[0].reshape(images.shape)
+    lengths, cache = multimnist.capsnet_forward(params, images, sized(multimnist.CapsNetConfig, config))
+    masked, _ = multimnist.mask_forward(cache.v, lengths.argmax(axis=1)[:, None])
+    return multimnist.decoder_forward(params, masked)[0].reshape(images.shape)
 
 
 # --- Evaluation and training loop -------------------------------------------------------------------------------------
@@ -250,7 +250,7 @@ def train(
     n, per_epoch = len(data.train.labels), steps_per_epoch(data)
     n_steps = per_epoch * config.n_epochs
     n_rising = n_steps if config.lr_schedule == "linear" else per_epoch * MARGIN_EPOCHS
-    update = viewpoint.adamw_step if config.plain else optimizers.adamw_step
+    update = smallnorb.adamw_step if config.plain else optimizers.adamw_step
     while state.step < n_steps:
         started = time.perf_counter()
         batch = training_batch(data, config, state.step)
@@ -281,7 +281,7 @@ LONG = Cost(600, 2 << 30)  # what more than that takes is told before
 def cost(model: Model, config: Config, data: PictureSets, n_steps: int, threads: int) -> Cost:
     """What a training takes, about: from a step on one picture and one on three, since both grow by the picture."""
     state, taken = TrainState(model.name, model.init_params(np.random.default_rng(0))), list[Cost]()
-    update = digits.adamw_step if config.plain else optimizers.adamw_step
+    update = multimnist.adamw_step if config.plain else optimizers.adamw_step
     for n in (1, 1, 3):  # the first has to make what the others find
         part = Examples(in_floats(data.train.images[:n]), data.train.labels[:n])
         tracemalloc.start()

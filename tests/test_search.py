@@ -42,7 +42,7 @@ def test_the_winner_is_found_beyond_the_edge_and_no_run_is_made_twice(
 
 def test_a_run_is_the_scripts_own_training() -> None:
     found = m.run_once(m.Config(model="cnn"), (0.001, 1.0, 1), 100)
-    config = m.viewpoint.Config(dataset="shapes", seed=100, cnn_epochs=1, cnn_lr=0.001)
-    states = m.viewpoint.train_all(config, m.viewpoint.make_data(config), names=("cnn_matched",))
+    config = m.smallnorb.Config(dataset="shapes", seed=100, cnn_epochs=1, cnn_lr=0.001)
+    states = m.smallnorb.train_all(config, m.smallnorb.make_data(config), names=("cnn_matched",))
     history = states["cnn_matched"].history
     assert found == {part: round(history[f"{part}_accuracy"][-1], 5) for part in ("familiar", "held_out")}

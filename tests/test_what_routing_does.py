@@ -133,7 +133,7 @@ def test_even_assignments_are_those_of_the_first_iteration(routing: conv.Routing
 
 def test_without_a_bias_a_pose_and_its_negative_are_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The negatives are those of the same poses, and every seed draws its own. In float64."""
-    votes_forward, sizes, last = m.viewpoint.votes_forward, list[int](), dict[str, Array]()
+    votes_forward, sizes, last = m.smallnorb.votes_forward, list[int](), dict[str, Array]()
 
     def spy(pose: Array, w: Array) -> Any:
         sizes.append(len(pose))
@@ -141,8 +141,8 @@ def test_without_a_bias_a_pose_and_its_negative_are_one(tmp_path: Path, monkeypa
         np.testing.assert_array_equal(pose[len(pose) // 2 :], -pose[: len(pose) // 2])
         return votes_forward(pose, w)
 
-    monkeypatch.setattr(m.viewpoint, "votes_forward", spy)
-    monkeypatch.setattr(m.viewpoint, "Config", functools.partial(m.viewpoint.Config, dtype="float64"))
+    monkeypatch.setattr(m.smallnorb, "votes_forward", spy)
+    monkeypatch.setattr(m.smallnorb, "Config", functools.partial(m.smallnorb.Config, dtype="float64"))
     assert m.main(["--study", "signs", "--seed", "3", f"--out-json={tmp_path / 'out.json'}"]) == 0
     assert sizes == 2 * [*[2 * 16] * 300, 2 * 500]  # of training and test
     result = json.loads((tmp_path / "out.json").read_text())
