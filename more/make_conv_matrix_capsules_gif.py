@@ -90,8 +90,6 @@ def add_plane(
     middle, reach = (low + high) / 2, max(0.75 * float((high - low).max()), 1e-6)
     (left, right), (bottom, top) = np.stack([middle - reach, middle + reach], axis=1)
     ax.set_aspect("equal", "datalim")
-    ax.set_xlim(left, right, auto=None)  # the aspect may widen them
-    ax.set_ylim(bottom, top, auto=None)
     add_frame(ax, "#bbbbbb")
     # the true class is drawn last, over the others
     n_children, n = routing.votes.shape[1:3]
@@ -110,6 +108,9 @@ def add_plane(
         names.append(ax.text(0, 0, name, ha="center", va="center", fontweight="bold", fontsize=10, bbox=box,
                              color=darkened(colours[e]), clip_on=True, animated=True, zorder=4 + (e == label),
                              alpha=1 if e == label else 0.75))
+    # last, since what is added would move the limits; the aspect may still widen them
+    ax.set_xlim(left, right, auto=None)
+    ax.set_ylim(bottom, top, auto=None)
 
     def show(now: ClassRouting, t: int) -> None:
         points, mass = now.votes[0] @ axes, now.weights[t, 0]  # (M, E, 2), (M, E)

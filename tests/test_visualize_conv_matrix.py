@@ -248,6 +248,11 @@ def test_a_frame_shows_votes_activations_and_accuracies(run: figures.Run) -> Non
     points, mass = routing.votes[0, :, label] @ axes, routing.weights[2, 0, :, label]
     np.testing.assert_allclose(dots.get_offsets()[-n:], points, rtol=1e-5)
     np.testing.assert_allclose(dots.get_sizes()[-n:], animation.MASS_AREA * mass, rtol=1e-5)
+    mass_of_all = routing.weights[:, 0].sum(axis=0).ravel()
+    on_plane = (routing.votes[0] @ axes).reshape(-1, 2).T
+    for column, limits in zip(on_plane, (plane.get_xlim(), plane.get_ylim()), strict=True):
+        middle = np.mean(figures.weighted_quantiles(column, mass_of_all, [0.015, 0.985]))
+        np.testing.assert_allclose(np.mean(limits), middle, rtol=1e-6)  # of the votes, not of marks at the origin
     ring: Any = plane.patches[0]
     variances = np.linalg.eigvalsh(np.cov(points.T, aweights=mass, ddof=0))
     np.testing.assert_allclose((ring.width, ring.height), 4 * np.sqrt(variances), rtol=1e-3)
