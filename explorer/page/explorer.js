@@ -561,7 +561,7 @@ function showEven() {
   }
   const [routedPart, evenPart] = apart(row.after, about.digits.evenAccuracy);
   text.append(`On ${thousands(about.digits.nTest)} test images this network classifies both digits correctly in ${routedPart} with routing, and in ${evenPart} with even couplings.${
-    Math.abs(row.after - about.digits.evenAccuracy) < 0.01 ? " Routing makes the lengths clearer, and hardly changes the answers." : ""}`);
+    Math.abs(row.after - about.digits.evenAccuracy) < 0.01 ? " Routing makes the lengths clearer, and hardly changes which two are longest." : ""}`);
 }
 
 // The ten votes of one small capsule, and what the iteration that is shown makes of them.
@@ -1154,6 +1154,7 @@ function setView(azimuth, elevation) {
 
 function selectObject(j) {
   view.object = j;
+  for (const input of document.getElementsByName("object")) input.checked = Number(input.value) === j;
   $("pose-title").textContent = `Pose of the class “${part.classes[j]}”`;
   updateRing();
   soon(updateView);
