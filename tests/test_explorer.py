@@ -1131,9 +1131,11 @@ def test_a_link_holds_every_setting_and_the_section(page: Any) -> None:
     shown = """return [drawing.layer, document.querySelector("input[name=layer]:checked").value, digits.iteration,
         digits.even, $("fit").checked, dimensions.digit, formula.shown, $("type").value, $("range").value,
         $("slider3").value, $("slider-value3").textContent, view.object, view.azimuth, view.elevation, PLANE.iterations,
-        plane.votes[5], $("big").checked, sectionInSight(), $("even").checked, stateText()]"""
+        plane.votes[5], $("big").checked, sectionInSight(), $("even").checked,
+        document.querySelector("input[name=object]:checked").value, stateText()]"""
     before = page.execute_script(shown)
-    expected = [1, "1", 2, True, False, 6, 413, "6", "1", "0.75", "+0.75", 3, 251, -7, 4, -1.3, True, "em", True, text]
+    expected = [1, "1", 2, True, False, 6, 413, "6", "1", "0.75", "+0.75", 3, 251, -7, 4, -1.3, True, "em", True, "3",
+                text]
     assert before == expected
     opened(page, PAGE, f"#{text}")
     assert page.execute_script(shown) == before
