@@ -1163,7 +1163,7 @@ def test_a_link_pasted_into_the_open_page_is_followed(page: Any) -> None:
         (lambda text: text[: len(text) // 2], "damaged or incomplete.", None),
         (lambda text: text.replace("&x=5", "&d=0A!"), "Its image cannot be read", 0),
         (lambda text: text.replace("v=2", "v=1"), "of another version", 0),
-        (lambda text: "x=999&t=99&a=1e9&h=x&p=1,2&k=77&only=none", "damaged or incomplete.", 0),
+        (lambda text: "x=999&t=99&a=1e9&h=x&p=1,2&k=77&only=none", "damaged or incomplete. “only” takes digits, routing, ", 0),
     ],
 )
 def test_a_damaged_link_says_so_and_stays(
@@ -1414,9 +1414,12 @@ def test_bars_are_seen_in_forced_colours(page: Any) -> None:
     assert len(set(seen)) == 3
 
 
-def test_a_print_has_two_pages(page: Any) -> None:
+@pytest.mark.parametrize(("lesson", "n_pages"), [("", 2), ("only=digits", 1), ("only=routing", 1)])
+def test_a_print_has_two_pages_and_a_lesson_of_one_section_one(lesson: str, n_pages: int, page: Any) -> None:
+    page.execute_script("restore(arguments[0])", lesson)
+    drawn(page)
     pdf = base64.b64decode(page.execute_cdp_cmd("Page.printToPDF", {"paperWidth": 8.27, "paperHeight": 11.69})["data"])
-    assert len(re.findall(rb"/Type\s*/Page\b", pdf)) == 2
+    assert len(re.findall(rb"/Type\s*/Page\b", pdf)) == n_pages
 
 
 def test_what_is_seen_first_is_tabbed_to_first(page: Any) -> None:

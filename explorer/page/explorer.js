@@ -560,7 +560,7 @@ function showEven() {
     text.append(`Routed, iteration ${digits.iteration}: `, bold(answerOf(last)), ". With even couplings: ", bold(answerOf(first)), ". ");
   }
   const [routedPart, evenPart] = apart(row.after, about.digits.evenAccuracy);
-  text.append(`On ${thousands(about.digits.nTest)} test images this network classifies both digits correctly in ${routedPart} with routing, and in ${evenPart} with even couplings.${
+  text.append(`On ${thousands(about.digits.nTest)} test images this network classifies both digits correctly in ${routedPart} with routing, and in ${evenPart} with even couplings. The two longest capsules count, however short they are.${
     Math.abs(row.after - about.digits.evenAccuracy) < 0.01 ? " Routing makes the lengths clearer, and hardly changes which two are longest." : ""}`);
 }
 
@@ -1463,7 +1463,7 @@ function restore(text = location.hash.slice(1)) {
   $("failure").hidden = !link.damaged;
   $("failure").textContent = isOther
     ? "This link is of another version of this page, which cannot read it. The page is shown as it opens."
-    : `This link is damaged or incomplete.${["d", "x", "m"].some((key) => wrong.includes(key)) ? " Its image cannot be read." : ""} What could be read is shown.`;
+    : `This link is damaged or incomplete.${["d", "x", "m"].some((key) => wrong.includes(key)) ? " Its image cannot be read." : ""}${wrong.includes("only") ? ` “only” takes ${SECTIONS.join(", ")}.` : ""} What could be read is shown.`;
 }
 
 function setType() {
