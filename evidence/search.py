@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
-"""The search of one network's settings on drawn shapes: rate, weight decay, length of training, the same for all.
+"""The search of one network's settings on views of objects: rate, weight decay, length of training, the same for all.
 
     python -m evidence.search --network dense --model cnn --condition azimuths
 
-Successive halving on validation seeds: all settings of the grid on two seeds, the best third on six, the best third of
-these on sixteen; a setting counts where the network classifies 95 % of the familiar views correctly. Where the winner
-lies at an edge of the grid, the axis gets one more value, with the winner's neighbours on the other axes, and the
-halving goes on. At the end the winner is trained twice as long: the accuracy on held-out views must change by less than
-two points. Every run is kept in .cache/search, and none is run twice, so that a search that was stopped goes on.
+Successive halving on validation seeds: all settings of the grid on two seeds, the best third on more, the best third of
+these on all (SEEDS); a setting counts where the network classifies 95 % of the familiar views correctly. Where the
+winner lies at an edge of the grid, the axis gets one more value, with the winner's neighbours on the other axes, and
+the halving goes on. At the end the winner is trained twice as long: the accuracy on held-out views must change by less
+than two points. A network whose training does not depend on its length (the CNNs, at a constant rate) gets all lengths
+from one training. Every run is kept in .cache/search, and none is run twice: a search that was stopped goes on.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ import numpy as np
 
 import smallnorb_novel_viewpoint as smallnorb
 from more import conv_matrix_capsules as conv
-from smallnorb_novel_viewpoint import OUTPUT, Settings, UserError, parse, print_message, script, setting
+from smallnorb_novel_viewpoint import OUTPUT, Settings, UserError, int_in, parse, print_message, script, setting
 from support.experiment import require_writable
 from support.results import environment, save_result
 
 Setting = tuple[float, float, int]  # rate, weight decay, epochs
 
-SEEDS = (2, 6, 16)  # of a setting after each stage: the first of FIRST_SEED, FIRST_SEED + 1, ...
+SEEDS = {"dense": (2, 6, 16), "convolutional": (2, 4, 8)}  # of a setting, after each stage, from FIRST_SEED on
 FIRST_SEED = 100
 KEEP, FAMILIAR, TOLERANCE = 4, 0.95, 0.02  # settings at least; accuracy on familiar views; of the doubled length
 CONDITIONS: dict[str, dict[str, Any]] = {
@@ -52,44 +53,65 @@ class Config(Settings):
         " or those of more/conv_matrix_capsules.py.", usual=True)
     model: str = setting("capsules", ("capsules", "cnn"), "Search the capsules, or the CNN of equal size.", usual=True)
     condition: str = setting("azimuths", tuple(CONDITIONS), "Hold out azimuths, or elevations.", usual=True)
+    dataset: str = setting("shapes", ("shapes", "voxels"), "Shapes that the seed draws, or the five voxel objects.")
+    em_iters: int = setting(2, int_in(1, 2), "Route the capsules in N iterations; in one, all assignments are even.")
+
+    @property
+    def name(self) -> str:
+        """Of the result's file."""
+        own = [] if self.model == "cnn" else [f"{self.em_iters}_iterations"]
+        return "_".join([self.dataset, self.condition, self.network, self.model, *own])
 
 
 @dataclasses.dataclass(frozen=True)
 class Options(Settings):
     out: Path | None = setting(None, OUTPUT, "File of the result.",
-        "results/search/NETWORK_MODEL_CONDITION.json", usual=True)
+        "results/search/DATASET_CONDITION_NETWORK_MODEL.json", usual=True)
 
 
-def run_once(config: Config, chosen: Setting, seed: int) -> dict[str, float]:
-    """Accuracies of one training, after its last epoch; a fifth, as by guessing, where it does not stay finite."""
+def run_once(config: Config, chosen: Setting, seed: int) -> dict[int, dict[str, float]]:
+    """Accuracies after each length that one training gives; a fifth, as by guessing, where it does not stay finite."""
     rate, decay, epochs = chosen
     module: Any = smallnorb if config.network == "dense" else conv
     name = "cnn_matched" if config.network == "dense" and config.model == "cnn" else config.model
-    own = {"lr": rate, "n_epochs": epochs} if config.model == "capsules" else {"cnn_lr": rate, "cnn_epochs": epochs}
-    asked = module.Config(dataset="shapes", seed=seed, weight_decay=decay, **own, **CONDITIONS[config.condition])
+    if config.model == "capsules":
+        own = {"lr": rate, "n_epochs": epochs, "em_iters": config.em_iters}
+    else:
+        own = {"cnn_lr": rate, "cnn_epochs": epochs}
+    more = CONDITIONS[config.condition]
+    asked = module.Config(dataset=config.dataset, seed=seed, weight_decay=decay, standardize="image", **own, **more)
     try:
         history = module.train_all(asked, module.make_data(asked), names=(name,))[name].history
     except UserError:
-        return {"familiar": 0.2, "held_out": 0.2}
-    return {part: round(history[f"{part}_accuracy"][-1], 5) for part in ("familiar", "held_out")}
+        history = {f"{part}_accuracy": [0.2] * epochs for part in ("familiar", "held_out")}
+    lengths = range(1, epochs + 1) if config.model == "cnn" else [epochs]
+    return {
+        length: {part: round(history[f"{part}_accuracy"][length - 1], 5) for part in ("familiar", "held_out")}
+        for length in lengths
+    }
 
 
 class Runs:
     """Those of one search, by setting and seed; each is written to a file as it comes."""
 
     def __init__(self, config: Config, cache: Path) -> None:
-        self.config, self.path = config, cache / f"{config.network}_{config.model}_{config.condition}.jsonl"
+        self.config, self.path = config, cache / f"{config.name}.jsonl"
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        lines = self.path.read_text("utf-8").splitlines() if self.path.exists() else []
-        self.found = {(tuple(key), seed): run for key, seed, run in map(json.loads, lines)}
+        self.found: dict[tuple[Setting, int], dict[str, float]] = {}
+        for line in self.path.read_text("utf-8").splitlines() if self.path.exists() else []:
+            self.add(*json.loads(line))
+
+    def add(self, chosen: Sequence[Any], seed: int, lengths: dict[str, dict[str, float]]) -> None:
+        self.found |= {((chosen[0], chosen[1], int(length)), seed): run for length, run in lengths.items()}
 
     def values(self, chosen: Setting, n_seeds: int, part: str) -> list[float]:
         """The accuracies of a setting on its first seeds, which are run where they have not been."""
         for seed in range(FIRST_SEED, FIRST_SEED + n_seeds):
             if (chosen, seed) not in self.found:
-                run = self.found[chosen, seed] = run_once(self.config, chosen, seed)
+                line = json.dumps([chosen, seed, run_once(self.config, chosen, seed)])
                 with self.path.open("a", encoding="utf-8") as stream:
-                    stream.write(json.dumps([chosen, seed, run]) + "\n")
+                    stream.write(line + "\n")
+                self.add(*json.loads(line))
         return [self.found[chosen, seed][part] for seed in range(FIRST_SEED, FIRST_SEED + n_seeds)]
 
     def rank(self, chosen: Setting, n_seeds: int) -> tuple[bool, float]:
@@ -99,11 +121,12 @@ class Runs:
 
 def halved(runs: Runs, settings: Sequence[Setting]) -> list[Setting]:
     """The settings that are left in the last stage, the best first."""
-    left = list(settings)
-    for stage, n_seeds in enumerate(SEEDS):
+    left, stages = list(settings), SEEDS[runs.config.network]
+    for stage, n_seeds in enumerate(stages):
+        left.sort(key=lambda chosen: -chosen[2])  # run the longest first: it may hold the shorter ones
         left.sort(key=lambda chosen: runs.rank(chosen, n_seeds), reverse=True)
         print_message(f"{len(left)} settings on {n_seeds} seeds; best: {left[0]} {runs.rank(left[0], n_seeds)[1]:.3f}")
-        if stage < len(SEEDS) - 1:
+        if stage < len(stages) - 1:
             left = left[: max(KEEP, len(left) // 3)]
     return left
 
@@ -124,15 +147,15 @@ def search(config: Config, cache: Path) -> dict[str, Any]:
                   for values, v in zip(axes, winner, strict=True)]
         for k in at:
             is_top = winner[k] == axes[k][-1]
-            new = axes[k][-1] * FACTORS[k] if is_top else axes[k][0] / FACTORS[k]
+            new = axes[k][-1] * FACTORS[k] if is_top else type(axes[k][0])(axes[k][0] / FACTORS[k])
             axes[k].insert(len(axes[k]) if is_top else 0, new)
             beside = [[new] if i == k else values for i, values in enumerate(around)]
             settings += [chosen for chosen in itertools.product(*beside) if chosen not in settings]
-    winner, n_seeds = finalists[0], SEEDS[-1]
+    winner, n_seeds = finalists[0], SEEDS[config.network][-1]
     twice = (*winner[:2], 2 * winner[2])
     change = np.subtract(runs.values(twice, n_seeds, "held_out"), runs.values(winner, n_seeds, "held_out"))
     means = [[*chosen, len(seeds), *(float(np.mean([run[part] for run in seeds])) for part in ("familiar", "held_out"))]
-             for chosen in sorted({key for key, _ in runs.found})
+             for chosen in sorted({key for key, _ in runs.found if key[2] in (*axes[2], twice[2])})
              if (seeds := [run for (key, _), run in runs.found.items() if key == chosen])]
     return {
         "axes": axes, "winner": list(winner), "finalists": [list(chosen) for chosen in finalists],
@@ -145,17 +168,17 @@ def search(config: Config, cache: Path) -> dict[str, Any]:
 @script
 def main(argv: Sequence[str]) -> None:
     config, options, _ = parse(
-        Config, Options, argv, "Search rate, weight decay and length of training of one network on drawn shapes.",
+        Config, Options, argv, "Search rate, weight decay and length of training of one network on views of objects.",
         [("", "Dense capsules, new azimuths: about 30 minutes."),
          ("--model cnn", "The CNN of their size: about 15 minutes.")],
     )
-    name = f"{config.network}_{config.model}_{config.condition}"
-    out = options.out or Path("results", "search", f"{name}.json")
+    out = options.out or Path("results", "search", f"{config.name}.json")
     require_writable(out)
     found = search(config, Path(".cache/search"))
     command = shlex.join(["python", "-m", "evidence.search", *argv])
     save_result(out, {"command": command, "environment": environment(1), **found})
-    print(f"{name}: rate, decay and epochs {found['winner']}; twice as long {found['doubled_length']['change']:+.3f}")
+    change = found["doubled_length"]["change"]
+    print(f"{config.name}: rate, decay and epochs {found['winner']}; twice as long {change:+.3f}")
 
 
 if __name__ == "__main__":

@@ -22,9 +22,9 @@ def test_the_winner_is_found_beyond_the_edge_and_no_run_is_made_twice(
 ) -> None:
     asked: list[Any] = []
 
-    def run_once(*args: Any) -> dict[str, float]:
+    def run_once(*args: Any) -> dict[int, dict[str, float]]:
         asked.append(args[1:])
-        return accuracy(*args)
+        return {args[1][2]: accuracy(*args)}
 
     monkeypatch.setattr(m, "run_once", run_once)
     found = m.search(m.Config(), tmp_path)
@@ -40,9 +40,33 @@ def test_the_winner_is_found_beyond_the_edge_and_no_run_is_made_twice(
     assert len(asked) == n
 
 
+def test_the_shorter_lengths_of_a_cnn_come_from_its_longest_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+
+    def run_once(config: m.Config, chosen: m.Setting, seed: int) -> dict[int, dict[str, float]]:
+        asked.append((chosen, seed))
+        return {k: accuracy(config, (*chosen[:2], k), seed) for k in range(1, chosen[2] + 1)}
+
+    monkeypatch.setattr(m, "run_once", run_once)
+    found = m.search(m.Config(model="cnn"), tmp_path)
+    assert found["winner"] == [0.008, 0.3, 40]
+    first = [(0.00025, decay, 80) for decay in (0, 0.3, 1, 3)]
+    assert {chosen for chosen, seed in asked if chosen[0] == 0.00025 and seed == 100} == set(first)
+    assert {row[2] for row in found["tables"]["grid"]["rows"]} == {10, 20, 40, 80}
+
+
 def test_a_run_is_the_scripts_own_training() -> None:
-    found = m.run_once(m.Config(model="cnn"), (0.001, 1.0, 1), 100)
-    config = m.smallnorb.Config(dataset="shapes", seed=100, cnn_epochs=1, cnn_lr=0.001)
+    found = m.run_once(m.Config(model="cnn"), (0.001, 1.0, 2), 100)
+    config = m.smallnorb.Config(dataset="shapes", seed=100, cnn_epochs=2, cnn_lr=0.001)
     states = m.smallnorb.train_all(config, m.smallnorb.make_data(config), names=("cnn_matched",))
     history = states["cnn_matched"].history
-    assert found == {part: round(history[f"{part}_accuracy"][-1], 5) for part in ("familiar", "held_out")}
+    assert found == {
+        k: {part: round(history[f"{part}_accuracy"][k - 1], 5) for part in ("familiar", "held_out")} for k in (1, 2)
+    }
+    found = m.run_once(m.Config(network="convolutional", condition="elevations", em_iters=1), (0.01, 1.0, 1), 100)
+    ranges = m.CONDITIONS["elevations"]
+    other = m.conv.Config(dataset="shapes", seed=100, n_epochs=1, lr=0.01, em_iters=1, weight_decay=1.0, **ranges)
+    history = m.conv.train_all(other, m.conv.make_data(other), names=("capsules",))["capsules"].history
+    assert found[1]["held_out"] == round(history["held_out_accuracy"][-1], 5)
