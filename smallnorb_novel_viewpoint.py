@@ -1628,6 +1628,25 @@ def hard_accuracy(labels: Array, answers: Array) -> float:
     return float((answers == labels)[hard].mean()) if hard.any() else math.nan
 
 
+def class_accuracies(config: Viewpoints, labels: Array, answers: Array) -> dict[str, float]:
+    """Of held-out views: on each object, such as L_accuracy, and on the hard ones; where a seed draws the objects, on
+    the one of the least accuracy."""
+    right = answers == labels
+    found = {f"{config.classes[c]}_accuracy": float(right[labels == c].mean()) for c in np.unique(labels)}
+    if config.dataset == "shapes":
+        return {"hardest_object_accuracy": min(found.values())}
+    if config.dataset == "voxels" and config.held_out_angle == "azimuth":
+        found["hard_accuracy"] = hard_accuracy(labels, answers)
+    return {name: value for name, value in found.items() if not math.isnan(value)}
+
+
+def angle_accuracies(config: Viewpoints, labels: Array, angles: Array, answers: Array) -> dict[str, float]:
+    """The accuracy at each of the ``angles`` (N,), such as azimuth_200_accuracy; in drawn shapes 0 degrees is where the
+    ranges begin."""
+    right = answers == labels
+    return {f"{config.held_out_angle}_{at:g}_accuracy": float(right[angles == at].mean()) for at in np.unique(angles)}
+
+
 def true_class_mass(model: Network, params: Params, split: Split) -> float:
     """Fraction of the assigned mass that the true class has in the last iteration, mean over a set; 1/5 by chance."""
     passes = forward_in_batches(model, params, split.images)
@@ -1699,15 +1718,16 @@ def train_all(config: Config, data: Data, options: Any = NO_OPTIONS, **more: Any
 def make_result(config: Config, states: Mapping[str, TrainState], data: Data) -> dict[str, Any]:
     """The JSON of a run; accuracies are fractions, those of the last epoch."""
     models: dict[str, dict[str, Any]] = {}
-    networks, tested = make_models(config), data.held_out
+    networks, angle = make_models(config), f"{config.held_out_angle}s"
     for name, state in states.items():
         familiar, held_out = state.history["familiar_accuracy"][-1], state.history["held_out_accuracy"][-1]
         models[name] = model_metrics(state, drop=familiar - held_out)
         if name == "capsules":  # on the familiar views
             models[name]["true_class_mass"] = true_class_mass(networks[name], state.params, data.familiar)
-        if config.dataset == "voxels" and config.held_out_angle == "azimuth":
-            answers = predict_scores(networks[name], state.params, tested.images).argmax(axis=1)
-            models[name]["hard_accuracy"] = hard_accuracy(tested.labels, answers)
+        for part in (data.familiar, data.held_out):
+            answers = predict_scores(networks[name], state.params, part.images).argmax(axis=1)
+            models[name] |= angle_accuracies(config, part.labels, getattr(part, angle), answers)
+        models[name] |= class_accuracies(config, data.held_out.labels, answers)
     return result_document(EXPERIMENT, config, config.dataset, models, states, "held_out_accuracy")
 
 

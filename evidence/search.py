@@ -7,8 +7,8 @@ Successive halving on validation seeds: all settings of the grid on two seeds, t
 these on all (SEEDS); a setting counts where the network classifies 95 % of the familiar views correctly. Where the
 winner lies at an edge of the grid, the axis gets one more value, with the winner's neighbours on the other axes, and
 the halving goes on. At the end the winner is trained twice as long: the accuracy on held-out views must change by less
-than two points. A network whose training does not depend on its length (the CNNs, at a constant rate) gets all lengths
-from one training. Every run is kept in .cache/search, and none is run twice: a search that was stopped goes on.
+than two points. The dense CNN, whose training does not depend on its length, gets all lengths from one. Every run is
+kept in .cache/search, and none is run twice: a search that was stopped goes on.
 """
 
 from __future__ import annotations
@@ -57,6 +57,11 @@ class Config(Settings):
     em_iters: int = setting(2, int_in(1, 2), "Route the capsules in N iterations; in one, all assignments are even.")
 
     @property
+    def any_length(self) -> bool:
+        """Whether an epoch does not depend on how many follow: no margin and no rate that follow the progress."""
+        return self.network == "dense" and self.model == "cnn"
+
+    @property
     def name(self) -> str:
         """Of the result's file."""
         own = [] if self.model == "cnn" else [f"{self.em_iters}_iterations"]
@@ -84,7 +89,7 @@ def run_once(config: Config, chosen: Setting, seed: int) -> dict[int, dict[str, 
         history = module.train_all(asked, module.make_data(asked), names=(name,))[name].history
     except UserError:
         history = {f"{part}_accuracy": [0.2] * epochs for part in ("familiar", "held_out")}
-    lengths = range(1, epochs + 1) if config.model == "cnn" else [epochs]
+    lengths = range(1, epochs + 1) if config.any_length else [epochs]
     return {
         length: {part: round(history[f"{part}_accuracy"][length - 1], 5) for part in ("familiar", "held_out")}
         for length in lengths

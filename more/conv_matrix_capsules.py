@@ -775,19 +775,11 @@ def make_result(config: Config, states: Mapping[str, TrainState], data: Data, th
         with Workers(threads) as workers:
             for part in (data.test, data.held_out):
                 answers = predict_scores(networks[name], state.params, part, config, workers).argmax(axis=1)
-                models[name] |= angle_accuracies(config, part, answers)
-                hard = smallnorb.hard_accuracy(part.labels, answers) if config.dataset == "voxels" else math.nan
-                if part is data.held_out and config.held_out_angle == "azimuth" and not math.isnan(hard):
-                    models[name]["hard_accuracy"] = hard
+                assert part.angles is not None
+                models[name] |= smallnorb.angle_accuracies(config, part.labels, part.angles, answers)
+        models[name] |= smallnorb.class_accuracies(config, data.held_out.labels, answers)
     headline = "held_out_accuracy" if config.has_held_out else "accuracy"
     return result_document(EXPERIMENT, config, data.name, models, states, headline)
-
-
-def angle_accuracies(config: Config, examples: Examples, answers: Array) -> dict[str, float]:
-    """The accuracy at each angle of the examples, by the name of the metric."""
-    right, angles = answers == examples.labels, examples.angles
-    assert angles is not None
-    return {f"{config.held_out_angle}_{at:g}_accuracy": float(right[angles == at].mean()) for at in np.unique(angles)}
 
 
 def describe(result: Mapping[str, Any]) -> str:

@@ -76,7 +76,7 @@ smallnorb_novel_viewpoint.py test_protocol
      steps_per_epoch: math.ceil(_a / _b) -> _a // _b
   test_hard_accuracy_is_that_of_the_classes_that_look_new_from_behind |
      hard_accuracy: (_a == _b)[_c] -> (_a == _b) |
-     module: ('L', 'tripod') -> ('L', 'frame') | make_result: data.held_out -> data.familiar
+     module: ('L', 'tripod') -> ('L', 'frame') | make_result: data.held_out.labels -> data.familiar.labels
   test_cnns_are_the_nearest_in_size | make_models: round(_a) -> 1 + round(_a)
   test_jitter_is_drawn_for_each_image | crop: _a + 1 -> _a | crop: (2, _a, 1) -> (2, 1, 1) |
      crop: _b(0.8, 1.2, (_a, 1, 1, 1)) -> _b(0.8, 1.2, (1, 1, 1, 1)) |
@@ -170,7 +170,7 @@ more/mnist_affine_capsnet.py test_protocol
 more/conv_matrix_capsules.py test_conv_matrix_capsules
   test_a_broken_term_of_the_gradient_is_seen | loss_and_grads: len(_a.labels) -> 1
   test_accuracies_at_an_angle_are_those_of_its_views |
-     make_result: angle_accuracies(_a, _b, _c) -> angle_accuracies(_a, _b, np.roll(_c, 1))
+     make_result: smallnorb.angle_accuracies(_a, _b, _c, _d) -> smallnorb.angle_accuracies(_a, _b, _c, np.roll(_d, 1))
   test_training_images_depend_on_the_seed_and_test_images_do_not | subset: 1 -> 2
   test_half_of_the_hidden_units_are_left_out_in_training_and_none_in_a_test | training_batch: 2 * _a -> _a
   test_the_learning_rate_rises_then_falls_and_the_cnn_has_its_own | of_model: config.cnn_lr -> config.lr

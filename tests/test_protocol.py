@@ -138,6 +138,8 @@ def test_hard_accuracy_is_that_of_the_classes_that_look_new_from_behind(
     result = script.run(config, names=("cnn",))[0]
     assert result["models"]["cnn"]["hard_accuracy"] == hard
     assert result["models"]["cnn"]["held_out_accuracy"] == pytest.approx(1 - len(wrong) / 5)
+    for label, name in enumerate(views.VOXEL_CLASSES):
+        assert result["models"]["cnn"][f"{name}_accuracy"] == (label not in wrong)
 
     if script is conv:  # a cross, which is no hard class
         answers[views.make_data(config).familiar.images[0].tobytes()] = 0
@@ -147,6 +149,17 @@ def test_hard_accuracy_is_that_of_the_classes_that_look_new_from_behind(
     model = views_model(script, "cnn", lambda x: np.zeros(len(x), int))
     other = script.run(dataclasses.replace(config, **elevations), names=("cnn",))[0]
     assert "hard_accuracy" not in other["models"]["cnn"]
+    assert "azimuth_0_accuracy" not in other["models"]["cnn"]
+    at = [value for name, value in other["models"]["cnn"].items() if name.startswith("elevation_")]
+    assert len(at) == 2 * config.n_elev
+    assert at == [0.2] * len(at)  # the first of five classes, at each elevation
+
+
+def test_the_hardest_drawn_object_is_that_of_the_least_accuracy() -> None:
+    config, labels = views.Config(dataset="shapes"), np.repeat(np.arange(5), 4)
+    answers = labels.copy()
+    answers[[0, 9, 10, 11]] = 4
+    assert views.class_accuracies(config, labels, answers) == {"hardest_object_accuracy": 0.25}
 
 
 def test_three_classes_look_the_same_from_behind() -> None:
