@@ -1,23 +1,25 @@
 """The papers' claims that are tested here, which comparison tests each, and their verdicts.
 
-The list is committed before the runs: ``python -m evidence.report --check`` proves that the commit of each run has the
-comparison in its list. ``python -m evidence.report --claims`` writes results/claims.json from the list and the results.
+There are two lists. REGISTERED fixes each comparison before its runs: networks, settings, metric, tolerance and number
+of seeds. ``python -m evidence.report --check`` proves it by the commits of the runs, and that the settings are those of
+the searches in results/search/. CLAIMS are the rounds before, which are exploratory: their attacks had not converged,
+no search had the length of training, and seeds were added until a verdict came. ``python -m evidence.report --claims``
+writes results/claims.json from both lists and the results.
 
 A condition compares two models, or two trainings of one, over the same seeds. Its interval is that of Student's t for
-the mean of the paired differences, at a level of 5 % divided by the number of listed comparisons [Bonferroni]: with a
-probability of 95 % all intervals hold at once, and then all verdicts are right, whichever of them is read:
+the mean of the paired differences, at a level of 5 % divided by the number of comparisons [Bonferroni]: with a
+probability of 95 % all intervals hold at once, and then all verdicts are right, whichever of them is read.
 
-    holds       the interval lies above 0, in favour of the claim
-    reversed    it lies below 0
-    equal       it contains 0 and lies within the tolerance to either side, 0.02 unless the condition has another one
+    equal       the interval lies within the tolerance to either side, whether or not it holds 0
                 [the two one-sided tests of Schuirmann 1987, each at half of that level]
-    undecided   it contains 0 and reaches beyond the tolerance
+    holds       it lies above 0, in favour of the claim
+    reversed    it lies below 0
+    undecided   none of these
+    not run     not all of the listed seeds have been run
 
-There is no verdict with fewer than five seeds. Where time runs out, the runs are the first of the listed seeds.
-
-Each time that a verdict is read with more seeds than before is a look, and every look counts as a comparison in the
-level of all intervals. More than 200 seeds, or 20 of digits (30 of turned ones), are listed where the interval of those
-reached beyond the tolerance or ended within 0.001 of one of its limits.
+The registered round has N_COMPARISONS, of which each is listed when its searches have ended; no verdict is read before
+the last seed. The exploratory rounds keep their words: there ``holds`` and ``reversed`` came before ``equal``, five
+seeds were enough, and each look at a verdict with more seeds counts as a comparison in the level of all intervals.
 
 [Schuirmann 1987] D. J. Schuirmann, "A comparison of the two one-sided tests procedure and the power approach for
 assessing the equivalence of average bioavailability", J. Pharmacokin. Biopharm. 15, 657-680.
@@ -27,6 +29,7 @@ from __future__ import annotations
 
 import ast
 import itertools
+import math
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
@@ -37,7 +40,9 @@ from support.statistics import MIN_SEEDS, describe_sample
 
 Json = dict[str, Any]
 ALPHA = 0.05
-WORDS = ("holds", "reversed", "equal", "undecided", "few seeds", "not run yet")
+WORDS = ("holds", "reversed", "equal", "undecided", "few seeds", "not run yet", "not run")
+N_COMPARISONS = 24  # of the registered round, at most
+MIN_REGISTERED = 8  # seeds of a registered comparison
 
 
 class Condition(NamedTuple):
@@ -53,6 +58,7 @@ class Condition(NamedTuple):
     at_equal: str | None = None  # both sides are read where this metric is equal, see ``at_equal_values``
     tolerance: float = 0.02
     looks: int = 1  # how often its verdict has been read, each time with more seeds
+    searches: tuple[str, str] | None = None  # of a registered one: whose winners both sides are, in results/search/
 
 
 class Claim(NamedTuple):
@@ -185,6 +191,9 @@ CLAIMS: tuple[Claim, ...] = (
 )
 
 
+REGISTERED: tuple[Claim, ...] = ()
+
+
 def listed(source: str) -> set[Condition]:
     """The conditions in the text of a claims.py, without their names. Raises SyntaxError or ValueError."""
     lists = [node for node in ast.parse(source).body if isinstance(node, ast.Assign | ast.AnnAssign)]
@@ -272,7 +281,48 @@ def verdict_of(sample: Json, tolerance: float) -> str:
     return "equal" if -tolerance <= low and high <= tolerance else "undecided"
 
 
-def make_claims(claims: Sequence[Claim], read: Callable[[str], Json | None]) -> Json:
+def registered_verdict(low: float, high: float, tolerance: float) -> str:
+    if -tolerance <= low and high <= tolerance:
+        return "equal"
+    return "holds" if low > 0 else "reversed" if high < 0 else "undecided"
+
+
+def by_signs(differences: np.ndarray) -> float:
+    """The two-sided probability of so unequal a number of signs, or of a less equal one, if both were as likely; a
+    difference of 0 is left out."""
+    higher, lower = int((differences > 0).sum()), int((differences < 0).sum())
+    n = higher + lower
+    return min(1.0, 2 * sum(math.comb(n, k) for k in range(min(higher, lower) + 1)) / 2**n)
+
+
+def make_registered(claims: Sequence[Claim], read: Callable[[str], Json | None]) -> list[Json]:
+    """The registered claims with the verdicts of those comparisons of which all seeds have been run."""
+    entries = []
+    for claim in claims:
+        conditions: list[Json] = []
+        for c in claim.conditions:
+            start, stop = map(int, c.seeds.split(":"))
+            entry: Json = {"condition": c.name, "metric": c.metric, "seeds": c.seeds, "tolerance": c.tolerance,
+                           "verdict": "not run"}
+            documents = [read(side.file) for side in sides(c)]
+            if all(one is not None and set(runs_by_seed(one)) == set(range(start, stop)) for one in documents):
+                both = paired_values(c, [one for one in documents if one is not None])
+                differences = both[:, 0] - both[:, 1]
+                sample = describe_sample(differences.tolist(), ALPHA / N_COMPARISONS)
+                entry |= {"n": sample["n"], "first": float(both[:, 0].mean()), "second": float(both[:, 1].mean()),
+                          "difference": sample["mean"], "low": sample["low"], "high": sample["high"],
+                          "verdict": registered_verdict(sample["low"], sample["high"], c.tolerance)}
+                if sample["n"] <= 10:
+                    entry["p_signs"] = by_signs(differences)
+            conditions.append(entry)
+        entries.append({"claim": claim.text, "paper": claim.paper, "page": claim.page,
+                        "verdict": count_words(conditions), "conditions": conditions})
+    return entries
+
+
+def make_claims(
+    claims: Sequence[Claim], read: Callable[[str], Json | None], registered: Sequence[Claim] = ()
+) -> Json:
     """results/claims.json. ``read`` gives the comparison in a place below results/, None where it has not been run.
     Raises KeyError."""
     n_looks = sum(condition.looks for claim in claims for condition in claim.conditions)
@@ -280,7 +330,7 @@ def make_claims(claims: Sequence[Claim], read: Callable[[str], Json | None]) -> 
     for claim in claims:
         conditions: list[Json] = []
         for c in claim.conditions:
-            entry: Json = {"condition": c.name, "metric": c.metric, "seeds": c.seeds, "verdict": WORDS[-1]}
+            entry: Json = {"condition": c.name, "metric": c.metric, "seeds": c.seeds, "verdict": "not run yet"}
             first, second = (read(side.file) for side in sides(c))
             if first is not None and second is not None:
                 both = paired_values(c, (first, second))
@@ -291,7 +341,8 @@ def make_claims(claims: Sequence[Claim], read: Callable[[str], Json | None]) -> 
             conditions.append(entry)
         entries.append({"claim": claim.text, "paper": claim.paper, "page": claim.page,
                         "verdict": count_words(conditions), "conditions": conditions})
-    return {"command": "python -m evidence.report --claims", "n_looks": n_looks, "claims": entries}
+    return {"command": "python -m evidence.report --claims", "n_comparisons": N_COMPARISONS,
+            "registered": make_registered(registered, read), "n_looks": n_looks, "claims": entries}
 
 
 def count_words(conditions: Sequence[Json]) -> str:

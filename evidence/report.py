@@ -17,6 +17,7 @@ import argparse
 import contextlib
 import functools
 import io
+import json
 import math
 import os
 import re
@@ -26,8 +27,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from evidence import claims
-from smallnorb_novel_viewpoint import Parser, UsageError, UserError, print_message, script, write_file
+from evidence import claims, search
+from smallnorb_novel_viewpoint import Parser, UsageError, UserError, plain, print_message, script, write_file
 from support.experiment import ROOT, RUN_FLAGS, code_files, load_script, parse_flags, script_path
 from support.result_tables import claims_table, plain_table, rows_table, seeds_table
 from support.results import checksum, git, is_git_root, parse_json, read_text, save_result
@@ -36,6 +37,7 @@ from support.statistics import read_comparison
 Json = dict[str, Any]
 
 CLAIMS = Path("results/claims.json")
+OF_CAPSULES, OF_CNNS = ("lr", "n_epochs", "em_iters"), ("cnn_lr", "cnn_epochs")  # which do not touch the other side
 MAX_BYTES = 200_000  # of a committed result
 TOLERANCE = 1e-6  # of a number that is computed again, relative: versions of numpy and scipy differ by up to 1e-9 of it
 
@@ -59,13 +61,14 @@ HELP_MARKERS = """markers of a page, each closed by <!-- end -->; what stands be
       of a file with three settings, "names=A,one|two|" names the first two and leaves the third out
   <!-- table: results/EXPERIMENT/FILE.json seeds first=3 -->     a row per seed, here of the first three, then mean
       and sd, and the 95 % interval of five or more; of several files with the same seeds side by side, with names=
-  <!-- table: results/claims.json claims page=docs/PAGE.md -->     a row per condition of each claim, here of a page's
+  <!-- table: results/claims.json registered page=docs/PAGE.md -->     a row per condition of each registered claim,
+      here of a page's; of kind claims, of each exploratory one
   <!-- table: results/benchmarks/FILE.json table NAME digits=1 -->     a table of a benchmark file
 Options: metrics= models= digits= first= page= names=.
 A marker inside `backquotes` is left alone."""
 
 OPTIONS = {"seeds": "models metrics digits first names", "rows": "models metrics digits names", "table": "digits",
-           "claims": "page"}
+           "claims": "page", "registered": "page"}
 
 
 def make_table(files: list[str], kind: str, name: str | None, options: dict[str, str]) -> str:
@@ -81,7 +84,9 @@ def make_table(files: list[str], kind: str, name: str | None, options: dict[str,
     if kind == "table":
         return plain_table(read_result(Path(files[0])), str(name), options)
     if kind == "claims":
-        return claims_table(read_result(Path(files[0])), options.get("page"))
+        return claims_table(read_result(Path(files[0]))["claims"], options.get("page"))
+    if kind == "registered":
+        return claims_table(read_result(Path(files[0]))["registered"], options.get("page"))
     make = rows_table if kind == "rows" else seeds_table
     return make([read_comparison(file) for file in files], options)
 
@@ -144,7 +149,8 @@ INTERVAL = re.compile(r"\(([+−]?)(\d+\.(\d+)) to ([+−]?)(\d+\.\d+)(?:, (\w+)
 def loose_intervals(text: str, document: Json) -> list[str]:
     """The intervals in the sentences of a page, such as (+1.2 to +2.9, 10 seeds), that are those of no condition of the
     claims. One without signs says by how much something is ahead or behind."""
-    conditions = [c for claim in document["claims"] for c in claim["conditions"] if "low" in c]
+    every = (*document["registered"], *document["claims"])
+    conditions = [c for claim in every for c in claim["conditions"] if "low" in c]
     found = []
     for written in INTERVAL.finditer(" ".join(ROW.sub("", NO_SENTENCE.sub("", text)).split())):
         sign, low, decimals, other_sign, high, n = written.groups()
@@ -278,7 +284,7 @@ def read_listed(where: str) -> Json | None:
 def make_claims() -> Json:
     """results/claims.json from the list in claims.py. Raises UserError where a file does not fit the list."""
     try:
-        return claims.make_claims(claims.CLAIMS, functools.cache(read_listed))
+        return claims.make_claims(claims.CLAIMS, functools.cache(read_listed), claims.REGISTERED)
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise UserError(f"claims.py does not fit the results ({type(error).__name__}: {error})") from error
 
@@ -305,6 +311,45 @@ def check_listed() -> Iterator[str]:
                 yield f"results/{where} was run at {at}, whose claims.py does not list all of {condition.name}"
 
 
+def registered() -> list[claims.Condition]:
+    return [condition for claim in claims.REGISTERED for condition in claim.conditions]
+
+
+def check_registered(has_history: bool) -> Iterator[str]:
+    """Was each registered comparison listed as it is now at the commit of each of its runs, and are its settings those
+    of the searches, no value of which lies at an edge?"""
+    if len(registered()) > claims.N_COMPARISONS:
+        yield f"claims.py registers {len(registered())} comparisons, more than {claims.N_COMPARISONS}"
+    for condition in registered():
+        start, stop = map(int, condition.seeds.split(":"))
+        if start < 2000 or stop - start < claims.MIN_REGISTERED or condition.looks != 1 or not condition.searches:
+            yield f"{condition.name} of {condition.file} is not registered as it must be"
+            continue
+        for side, file in zip(claims.sides(condition), condition.searches, strict=True):
+            yield from check_search(Path("results/search", file))
+            if (comparison := read_listed(side.file)) is None:
+                continue
+            if has_history and not all(
+                condition._replace(name="") in listed_at(str(commit)) for commit in commits_of(comparison)
+            ):
+                yield f"results/{side.file} was run before claims.py registered all of {condition.name}"
+            wanted, model = search.winner_of(read_result(Path("results/search", file)))
+            found = next(iter(comparison["settings"].values()))["config"]
+            other = ("seed", "data_dir", *(OF_CAPSULES if model.startswith("cnn") else OF_CNNS))
+            differ = [name for name, value in plain(wanted).items()
+                      if name not in other and not is_same(found.get(name), json.loads(json.dumps(value)))]
+            if differ:
+                yield f"results/{side.file}: {', '.join(differ)} of {model} is not that of results/search/{file}"
+
+
+def check_search(path: Path) -> Iterator[str]:
+    document = read_result(path)
+    if search.edges(document["axes"], tuple(document["winner"])):
+        yield f"{path}: the winner lies at an edge of the grid"
+    if not abs(document["doubled_length"]["change"]) < search.TOLERANCE:
+        yield f"{path}: twice the length changes the result by {document['doubled_length']['change']:+.3f}"
+
+
 def is_same(stored: Any, computed: Any) -> bool:
     if isinstance(stored, dict) and isinstance(computed, dict):
         return stored.keys() == computed.keys() and all(is_same(stored[key], computed[key]) for key in computed)
@@ -326,6 +371,7 @@ def check_result(path: Path, has_history: bool) -> Iterator[str | None]:
             if not is_same(document, make_claims() | {"checksum": document["checksum"]}):
                 yield f"{path} is not what claims.py and the results give; python -m evidence.report --claims writes it"
             yield from check_listed() if has_history else ()
+            yield from check_registered(has_history)
             return
         for part, content in document.get("parts", {None: document}).items():
             where = f"{path}#{part}" if part else f"{path}"
@@ -371,6 +417,8 @@ def report(check: bool, with_claims: bool) -> None:
         results, older = sorted(Path("results").rglob("*.json")), []
         used = {CLAIMS.as_posix(), *re.findall(r"results/[\w/.*-]+\.json", everything)}  # a page may name a pattern
         used |= {f"results/{c.file}" for claim in claims.CLAIMS for c in claim.conditions}
+        used |= {f"results/{c.file}" for c in registered()}
+        used |= {f"results/search/{file}" for c in registered() for file in c.searches or ()}
         for path in results:
             found = list(check_result(path, why is None))
             problems += [fault for fault in found if fault]

@@ -18,7 +18,7 @@ import itertools
 import json
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -74,8 +74,8 @@ class Options(Settings):
         "results/search/DATASET_CONDITION_NETWORK_MODEL.json", usual=True)
 
 
-def run_once(config: Config, chosen: Setting, seed: int) -> dict[int, dict[str, float]]:
-    """Accuracies after each length that one training gives; a fifth, as by guessing, where it does not stay finite."""
+def training_of(config: Config, chosen: Setting, seed: int) -> tuple[Any, Any, str]:
+    """The module, the configuration and the model's name there of one training."""
     rate, decay, epochs = chosen
     module: Any = smallnorb if config.network == "dense" else conv
     name = "cnn_matched" if config.network == "dense" and config.model == "cnn" else config.model
@@ -85,6 +85,12 @@ def run_once(config: Config, chosen: Setting, seed: int) -> dict[int, dict[str, 
         own = {"cnn_lr": rate, "cnn_epochs": epochs}
     more = CONDITIONS[config.condition]
     asked = module.Config(dataset=config.dataset, seed=seed, weight_decay=decay, standardize="image", **own, **more)
+    return module, asked, name
+
+
+def run_once(config: Config, chosen: Setting, seed: int) -> dict[int, dict[str, float]]:
+    """Accuracies after each length that one training gives; a fifth, as by guessing, where it does not stay finite."""
+    (module, asked, name), epochs = training_of(config, chosen, seed), chosen[2]
     try:
         history = module.train_all(asked, module.make_data(asked), names=(name,))[name].history
     except UserError:
@@ -170,13 +176,23 @@ def search(config: Config, cache: Path) -> dict[str, Any]:
     }
 
 
-@script
-def main(argv: Sequence[str]) -> None:
-    config, options, _ = parse(
+def parse_search(argv: Sequence[str]) -> tuple[Config, Options]:
+    return parse(
         Config, Options, argv, "Search rate, weight decay and length of training of one network on views of objects.",
         [("", "Dense capsules, new azimuths: about 30 minutes."),
          ("--model cnn", "The CNN of their size: about 15 minutes.")],
-    )
+    )[:2]
+
+
+def winner_of(document: Mapping[str, Any]) -> tuple[Any, str]:
+    """The configuration of the winner's trainings, and the model's name. Raises UsageError."""
+    config, _ = parse_search(shlex.split(document["command"])[3:])
+    return training_of(config, tuple(document["winner"]), FIRST_SEED)[1:]
+
+
+@script
+def main(argv: Sequence[str]) -> None:
+    config, options = parse_search(argv)
     out = options.out or Path("results", "search", f"{config.name}.json")
     require_writable(out)
     found = search(config, Path(".cache/search"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from smallnorb_novel_viewpoint import UserError
@@ -150,12 +151,12 @@ def plain_table(document: Json, name: str, options: dict[str, str]) -> str:
     return markdown(table["columns"], [[show(cell, digits) for cell in row] for row in table["rows"]])
 
 
-def claims_table(document: Json, page: str | None) -> str:
+def claims_table(claims: Sequence[Json], page: str | None) -> str:
     """A row for each condition of all claims, or of those of a page."""
     columns = ["claim", "the paper's result", "tested on", "accuracy", "against", "difference, points", "seeds",
                "verdict"]
     rows = []
-    for claim in (claim for claim in document["claims"] if page in (None, claim["page"])):
+    for claim in (claim for claim in claims if page in (None, claim["page"])):
         for k, c in enumerate(claim["conditions"]):
             heads = ["", ""] if k else [f"{claim['claim']}: **{claim['verdict']}**", claim["paper"]]
             numbers = [show(c.get("first")), show(c.get("second")), show_points(c), show(c.get("n", c["seeds"]))]

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+import smallnorb_novel_viewpoint as views
 from evidence import claims, report, visualize_claims
 from evidence.claims import Claim, Condition, count_words, listed, make_claims, paired_values, verdict_of
 from figure_checks import check_held, check_pictures, drawn, held, move_to
@@ -121,6 +122,88 @@ def test_both_sides_may_be_parts_and_have_metrics_of_their_own() -> None:
     parts = {f"f.json#{part}": {"settings": {"default": {"runs": [run]}}} for part in "ab"}
     (found,) = make_claims([Claim("", "", "", (c,))], parts.get)["claims"]
     assert (found["conditions"][0]["first"], found["conditions"][0]["second"]) == (0.9, 0.3)
+
+
+# --- The registered round ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "word"),
+    [
+        (-0.011, -0.002, "equal"), (0.001, 0.019, "equal"), (-0.02, 0.02, "equal"), (0.001, 0.021, "holds"),
+        (-0.021, -0.001, "reversed"), (-0.021, 0.01, "undecided"), (0.0, 0.021, "undecided"),
+    ],
+)
+def test_equal_comes_before_the_other_words(low: float, high: float, word: str) -> None:
+    assert claims.registered_verdict(low, high, 0.02) == word
+
+
+def registered(n: int, **more: Any) -> Claim:
+    c = Condition("x", "f.json", "capsules", "cnn", "accuracy", f"200:{200 + n}", **more)
+    return Claim("more is better", "", "docs/page.md", (c,))
+
+
+def test_a_registered_comparison_has_a_verdict_after_its_last_seed_alone() -> None:
+    differences = 0.01 + 0.02 * (np.arange(12) - 5.5)
+    files = {"f.json": document(0.5 + differences, [0.5] * 12)}
+    c = claims.make_registered([registered(12)], files.get)[0]["conditions"][0]
+    interval = stats.ttest_1samp(differences, 0).confidence_interval(1 - 0.05 / 24)
+    assert (c["n"], c["low"], c["high"]) == (12, pytest.approx(interval.low), pytest.approx(interval.high))
+    assert c["verdict"] == "undecided"
+    assert "p_signs" not in c
+    for n in (11, 13):
+        c = claims.make_registered([registered(n)], files.get)[0]["conditions"][0]
+        assert c["verdict"] == "not run"
+        assert "difference" not in c
+    assert claims.make_registered([registered(12)], lambda file: None)[0]["verdict"] == "not run"
+
+
+def test_few_seeds_are_tested_by_signs_too() -> None:
+    differences = np.array([0.1, 0.2, -0.01, 0.3, 0.1, 0.2, 0.0, 0.4])
+    c = claims.make_registered([registered(8)], {"f.json": document(0.5 + differences, [0.5] * 8)}.get)
+    assert c[0]["conditions"][0]["p_signs"] == pytest.approx(stats.binomtest(6, 7).pvalue)
+    assert claims.by_signs(np.zeros(3)) == 1.0
+
+
+SEARCHED = {"axes": [[0.001, 0.002, 0.004], [0, 1], [10, 20, 40]], "winner": [0.002, 0, 20],
+            "doubled_length": {"change": 0.01}}
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({}, None),
+        ({"seed": "1900:1912"}, "is not registered as it must be"),
+        ({"seed": "2000:2007"}, "is not registered as it must be"),
+        ({"winner": [0.004, 0, 20]}, "the winner lies at an edge of the grid"),
+        ({"doubled_length": {"change": -0.02}}, "twice the length changes the result by -0.020"),
+        ({"config": {"lr": 0.003}}, "f.json#a: lr of capsules is not that of results/search/capsules.json"),
+        ({"config": {"dataset": "voxels"}}, "f.json#a: dataset of capsules is not that of"),
+        ({"listed": "2000:2008"}, "was run before claims.py registered all of x"),
+    ],
+)
+def test_a_registered_comparison_has_the_settings_of_its_searches(
+    change: dict[str, Any], complaint: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = {key: change.get(key, value) for key, value in SEARCHED.items()}
+    seeds = change.get("seed", "2000:2012")
+    c = Condition("x", "f.json", "a:capsules", "b:cnn_matched", "accuracy", seeds,
+                  searches=("capsules.json", "cnn.json"))
+    config = report.plain(views.Config(dataset="shapes", weight_decay=0.0))
+    own = {"a": {"lr": 0.002, "n_epochs": 20} | change.get("config", {}), "b": {"cnn_lr": 0.002, "cnn_epochs": 20}}
+    runs = {part: {"settings": {"default": {"config": json.loads(json.dumps(config | own[part])), "runs": [
+        {"seed": 2000, "models": {model: {"accuracy": 0.5}}}]}}, "environment": {"git_commit": "0" * 40}}
+        for part, model in (("a", "capsules"), ("b", "cnn_matched"))}
+    Path("results/search").mkdir(parents=True)
+    save_result(Path("results/f.json"), {"parts": runs})
+    for name, flags in (("capsules", ""), ("cnn", " --model cnn")):
+        save_result(Path(f"results/search/{name}.json"), {"command": f"python -m evidence.search{flags}", **found})
+    monkeypatch.setattr(claims, "REGISTERED", (Claim("", "", "", (c,)),))
+    listed_then = {c._replace(name="", seeds=change.get("listed", seeds))}
+    monkeypatch.setattr(report, "listed_at", lambda commit: listed_then)
+    faults = list(report.check_registered(True))
+    assert (faults == []) if complaint is None else any(complaint in fault for fault in faults), faults
 
 
 # --- The list, before the runs ----------------------------------------------------------------------------------------

@@ -214,7 +214,7 @@ def test_intervals_in_sentences_are_those_of_the_claims() -> None:
         {"n": 7, "low": 0.00041, "high": 0.0368},
         {"condition": "x"},
     ]
-    claimed = {"claims": [{"conditions": conditions}]}
+    claimed = {"registered": [{"conditions": conditions[:1]}], "claims": [{"conditions": conditions[1:]}]}
     right = ["(−3.1 to −0.5)", "(0.5 to\n3.1)", "(−3.06 to −0.50, 10 seeds)", "(+0.0 to +3.7, 7 sets)"]
     wrong = ["(+0.5 to +3.1)", "(−3.1 to −0.6)", "(0.5 to 3.1, 7 seeds)", "(0.5 to 3.1, ten seeds)", "(0.04 to 0.5)"]
     text = " and ".join([*right, *wrong]) + "\n| (1.0 to 2.0) |\n`(1.0 to 2.0)`"
