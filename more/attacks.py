@@ -28,6 +28,7 @@ Array = np.ndarray
 Bounds = tuple[float, float]  # least and greatest value of a pixel
 Loss = Callable[[Array, Array], tuple[Array, Array]]  # scores (N, J), labels (N,) -> losses (N,), dscores (N, J)
 MARGIN = "_margin"
+VOTE = "vote"  # of the other networks, the same one without its routing
 
 
 class Network(NamedTuple):
@@ -223,12 +224,15 @@ def attack(
     again; but FGSM, which may pass over what a shorter step reaches, makes each of its steps by itself.
 
     First each attack alone, the iterated ones from the image, along every loss and along the ``others``. Then all
-    losses, from random starts, on the images that no attack has misled, in rounds of twice as many steps and starts
-    each, until a round misleads less than ``tolerance`` of all images: "gradients". At last the search: "worst_case".
+    losses and the VOTE, from random starts, on the images that no attack has misled, in rounds of twice as many steps
+    and starts each, until a round misleads less than ``tolerance`` of all images: "gradients". At last the search:
+    "worst_case".
     """
     clean = ~misled(network, images, labels)
     own = [kind + suffix for kind in ("fgsm", "iterated") for suffix in network.losses]
     now = {name: clean.copy() for name in (*own, *others, "gradients", "worst_case")}
+    ways = [(network, loss) for loss in network.losses.values()]
+    ways += [(others[name], others[name].losses[MARGIN]) for name in (VOTE,) if name in others]
     found, table = list[dict[str, Array]](), list[dict[int, float]]()
 
     def ascend(right: Array, along: Network, loss: Loss, epsilon: float, n_steps: int, starts: bool = False) -> None:
@@ -250,8 +254,8 @@ def attack(
         rounds, found_more = {n_steps: float(left.mean())}, True
         while found_more and 2 * n_steps <= effort.most_steps:
             n_steps, n_before = 2 * n_steps, left.sum()
-            for loss in list(network.losses.values()) * (n_steps // effort.first_steps):
-                ascend(left, network, loss, epsilon, n_steps, starts=True)
+            for along, loss in ways * (n_steps // effort.first_steps):
+                ascend(left, along, loss, epsilon, n_steps, starts=True)
             found_more = n_before - left.sum() >= effort.tolerance * len(left)
             rounds[n_steps] = float(left.mean())
         worst = now["worst_case"] = left & now["worst_case"]

@@ -273,7 +273,7 @@ def attack_all(
             along = {f"from_{other}": seen(other, states[other].params) for other in states if other != name}
             along["from_other_seed"] = seen(name, others[name].params)
             if name == "capsules":
-                along["vote"] = seen(name, state.params, vote=True)
+                along[attacks.VOTE] = seen(name, state.params, vote=True)
             rng = generator(config.seed, Stream.EVALUATION, *name.encode())
             network = seen(name, state.params)
             found[name] = attacks.attack(network, along, images, labels, config.epsilons, PIXELS, rng)

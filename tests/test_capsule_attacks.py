@@ -313,6 +313,33 @@ def test_starts_are_drawn_from_the_seed(monkeypatch: pytest.MonkeyPatch) -> None
         assert np.abs(one.mean() - it.images.mean()) < 0.1
 
 
+def test_the_vote_attacks_from_random_starts_too() -> None:
+    """A network without gradients errs at the upper end of the box. The other network leads away from the middle: from
+    the image, which lies below it, down, and from half of the starts up. As any other, it attacks from the image."""
+    images, labels = np.full((40, 1, 1, 1), 0.499), np.zeros(40, np.intp)
+    loss = attacks.margin_loss
+
+    def scores(x: Array) -> Array:
+        return np.concatenate([0.59 - x[:, 0, 0], 0 * x[:, 0, 0]], axis=1)
+
+    def flat(x: Array, labels: Array, loss: attacks.Loss) -> tuple[Array, Array, Array]:
+        return scores(x), loss(scores(x), labels)[0], np.zeros_like(x)
+
+    def outward(x: Array, labels: Array, loss: attacks.Loss) -> tuple[Array, Array, Array]:
+        return scores(x), np.abs(x - 0.5).ravel(), x - 0.5
+
+    losses = {attacks.MARGIN: loss}
+    network, other = attacks.Network(scores, flat, losses), attacks.Network(scores, outward, losses)
+    effort = attacks.Effort(first_steps=4, most_steps=16, queries=0)
+    left = {}
+    for name in (attacks.VOTE, "from_cnn"):
+        rng = np.random.default_rng(0)
+        found = attacks.attack(network, {name: other}, images, labels, (0.1,), m.PIXELS, rng, effort)
+        assert found.right[name].all()
+        left[name] = found.right["gradients"].mean()
+    assert left[attacks.VOTE] < 0.1 < 0.5 < left["from_cnn"]
+
+
 # --- Against a well-kept library --------------------------------------------------------------------------------------
 
 
