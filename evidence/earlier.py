@@ -1,0 +1,126 @@
+#!/usr/bin/env python3
+"""Every reading of a comparison in the history of the project, the contrary ones too.
+
+    python -m evidence.earlier      # writes results/earlier_readings.json, for docs/earlier_rounds.md
+
+The readings are those of all versions of results/claims.json that were committed, and those of the attacks on digits,
+which are older than that file. They are exploratory: see the head of claims.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from smallnorb_novel_viewpoint import Parser, UserError, script
+from support.experiment import ROOT
+from support.result_tables import show_points
+from support.results import environment, git, save_result
+
+OUT = Path("results/earlier_readings.json")
+CLAIMS = "results/claims.json"
+LAST = "d683807"  # the last commit with exploratory readings alone
+DIGITS = ("fb502cb", "results/mnist_matrix_capsules_seeds.json")  # attacks on matrix capsules that had learned digits
+SUBJECTS = {  # a word of the claim -> the table's name
+    "attack": "attacks", "azimuth": "new azimuths", "elevation": "new elevations", "equal accuracy": "toys",
+    "look new": "classes that look new from behind", "toys": "toys", "overlapping digits be": "overlapping digits",
+    "rotated": "rotated and distorted digits", "turned": "rotated and distorted digits",
+    "iterations": "iterations of dynamic routing", "Reconstruction": "reconstruction", "EM routing": "EM routing",
+    "spread": "losses", "bias": "bias of the votes",
+}
+
+
+class Reading(NamedTuple):
+    claim: str
+    condition: str
+    n: int
+    difference: float
+    low: float | None
+    high: float | None
+    verdict: str
+    listed: bool  # whether its seeds were listed before the runs
+    commit: str
+    date: str
+
+
+def show(*words: str) -> str:
+    done = git(*words)
+    if done.returncode:
+        raise UserError("this needs the whole history of the project: git fetch --unshallow")
+    return str(done.stdout)
+
+
+def readings() -> Iterator[Reading]:
+    """The oldest first; one that a later version repeats is not given again."""
+    commit, file = DIGITS
+    runs = json.loads(show("show", f"{commit}:{file}"))["settings"]["default"]
+    date = show("log", "-1", "--format=%ad", "--date=short", commit).strip()
+    for kind in ("fgsm", "iterated"):
+        for epsilon in ("0.05", "0.1", "0.2", "0.3"):
+            it = runs["paired"]["cnn"][f"{kind}_{epsilon}_accuracy"]
+            name = f"digits, {'one step' if kind == 'fgsm' else 'ten steps'}, ε = {epsilon}"
+            yield Reading("attack", name, it["n"], it["mean"], it["low"], it["high"], "none", False, commit, date)
+    seen = set()
+    for line in show("log", "--reverse", "--format=%h %ad", "--date=short", LAST, "--", CLAIMS).splitlines():
+        commit, date = line.split()
+        for claim in json.loads(show("show", f"{commit}:{CLAIMS}"))["claims"]:
+            for c in claim["conditions"]:
+                if c.get("low") is None:
+                    continue
+                key = (claim["claim"], c["condition"], c["n"], round(c["difference"], 4))
+                if key not in seen:
+                    seen.add(key)
+                    yield Reading(claim["claim"], c["condition"], c["n"], c["difference"], c["low"], c["high"],
+                                  c["verdict"], "seeds" in c, commit, date)
+
+
+def subject(claim: str) -> str:
+    return next(name for word, name in SUBJECTS.items() if word in claim)
+
+
+def weakness(reading: Reading, later: Sequence[Reading]) -> str:
+    """What was weak about a reading, in few words."""
+    if not reading.listed:
+        return "seeds were not listed"
+    if any(r.condition == reading.condition and r.claim == reading.claim for r in later):
+        return "seeds were added"
+    return "ten steps were too few" if subject(reading.claim) == "attacks" else "length was not searched"
+
+
+def make_tables() -> dict[str, Any]:
+    found = list(readings())
+    tables: dict[str, Any] = {}
+    columns = ["tested on", "seeds", "difference, points", "said then", "commit, date", "weakness"]
+    for k, reading in enumerate(found):
+        table = tables.setdefault(subject(reading.claim), {"columns": columns, "rows": []})
+        table["rows"].append([reading.condition, reading.n, show_points(reading._asdict()), reading.verdict,
+                              f"{reading.commit}, {reading.date}", weakness(reading, found[k + 1 :])])
+    for table in tables.values():
+        table["rows"].sort(key=lambda row: row[0])
+    return tables
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = Parser(description="List every earlier reading of a comparison, from the history.")
+    parser.add_argument("--out", metavar="FILE", default=str(OUT), help="File of the result. Default: %(default)s.")
+    return parser
+
+
+@script
+def main(argv: Sequence[str]) -> None:
+    args = make_parser().parse_args(argv)
+    os.chdir(ROOT)
+    tables = make_tables()
+    command = "python -m evidence.earlier"
+    save_result(Path(args.out), {"command": command, "environment": environment(1), "tables": tables})
+    for name, table in tables.items():
+        print(f"{name}: {len(table['rows'])} readings")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
