@@ -6,9 +6,10 @@
 Successive halving on validation seeds: all settings of the grid on two seeds, the best third on more, the best third of
 these on all (SEEDS); a setting counts where the network classifies 95 % of the familiar views correctly. Where the
 winner lies at an edge of the grid, the axis gets one more value, with the winner's neighbours on the other axes, and
-the halving goes on. At the end the winner is trained twice as long: the accuracy on held-out views must change by less
-than two points. The dense CNN, whose training does not depend on its length, gets all lengths from one. Every run is
-kept in .cache/search, and none is run twice: a search that was stopped goes on.
+the halving goes on. At the end the winner is trained twice as long, on fresh validation seeds, as it was chosen for its
+luck on the others too: the accuracy on held-out views must change by less than two points. The dense CNN, whose
+training does not depend on its length, gets all lengths from one. Every run is kept in .cache/search, and none is run
+twice: a search that was stopped goes on.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from support.results import environment, save_result
 Setting = tuple[float, float, int]  # rate, weight decay, epochs
 
 SEEDS = {"dense": (2, 6, 16), "convolutional": (2, 4, 8)}  # of a setting, after each stage, from FIRST_SEED on
+FRESH = {"dense": 48, "convolutional": 16}  # seeds after those, of the winner and of twice its length
 FIRST_SEED = 100
 KEEP, FAMILIAR, TOLERANCE = 4, 0.95, 0.02  # settings at least; accuracy on familiar views; of the doubled length
 CONDITIONS: dict[str, dict[str, Any]] = {
@@ -115,15 +117,15 @@ class Runs:
     def add(self, chosen: Sequence[Any], seed: int, lengths: dict[str, dict[str, float]]) -> None:
         self.found |= {((chosen[0], chosen[1], int(length)), seed): run for length, run in lengths.items()}
 
-    def values(self, chosen: Setting, n_seeds: int, part: str) -> list[float]:
-        """The accuracies of a setting on its first seeds, which are run where they have not been."""
-        for seed in range(FIRST_SEED, FIRST_SEED + n_seeds):
+    def values(self, chosen: Setting, n_seeds: int, part: str, first: int = FIRST_SEED) -> list[float]:
+        """The accuracies of a setting on its seeds, which are run where they have not been."""
+        for seed in range(first, first + n_seeds):
             if (chosen, seed) not in self.found:
                 line = json.dumps([chosen, seed, run_once(self.config, chosen, seed)])
                 with self.path.open("a", encoding="utf-8") as stream:
                     stream.write(line + "\n")
                 self.add(*json.loads(line))
-        return [self.found[chosen, seed][part] for seed in range(FIRST_SEED, FIRST_SEED + n_seeds)]
+        return [self.found[chosen, seed][part] for seed in range(first, first + n_seeds)]
 
     def rank(self, chosen: Setting, n_seeds: int) -> tuple[bool, float]:
         familiar, held_out = (float(np.mean(self.values(chosen, n_seeds, part))) for part in ("familiar", "held_out"))
@@ -162,15 +164,17 @@ def search(config: Config, cache: Path) -> dict[str, Any]:
             axes[k].insert(len(axes[k]) if is_top else 0, new)
             beside = [[new] if i == k else values for i, values in enumerate(around)]
             settings += [chosen for chosen in itertools.product(*beside) if chosen not in settings]
-    winner, n_seeds = finalists[0], SEEDS[config.network][-1]
+    winner, n_fresh, fresh = finalists[0], FRESH[config.network], FIRST_SEED + SEEDS[config.network][-1]
     twice = (*winner[:2], 2 * winner[2])
-    change = np.subtract(runs.values(twice, n_seeds, "held_out"), runs.values(winner, n_seeds, "held_out"))
+    longer, own = (np.array(runs.values(chosen, n_fresh, "held_out", fresh)) for chosen in (twice, winner))
+    change = longer - own
     means = [[*chosen, len(seeds), *(float(np.mean([run[part] for run in seeds])) for part in ("familiar", "held_out"))]
              for chosen in sorted({key for key, _ in runs.found if key[2] in (*axes[2], twice[2])})
              if (seeds := [run for (key, _), run in runs.found.items() if key == chosen])]
     return {
         "axes": axes, "winner": list(winner), "finalists": [list(chosen) for chosen in finalists],
-        "doubled_length": {"change": float(change.mean()), "standard_error": float(change.std(ddof=1) / n_seeds**0.5),
+        "fresh": {"seeds": n_fresh, "held_out": float(own.mean()), "sd": float(own.std(ddof=1))},
+        "doubled_length": {"change": float(change.mean()), "standard_error": float(change.std(ddof=1) / n_fresh**0.5),
                            "within_tolerance": bool(abs(change.mean()) < TOLERANCE)},
         "tables": {"grid": {"columns": ["rate", "decay", "epochs", "seeds", "familiar", "held out"], "rows": means}},
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from evidence import search as m
@@ -33,8 +34,12 @@ def test_the_winner_is_found_beyond_the_edge_and_no_run_is_made_twice(
     assert found["doubled_length"]["change"] == pytest.approx(-0.01)
     assert found["doubled_length"]["within_tolerance"]
     assert len(asked) == len(set(asked))
-    assert {seed for _, seed in asked} == set(range(100, 116))
-    assert all(row[3] in (2, 6, 16) for row in found["tables"]["grid"]["rows"])
+    assert {seed for _, seed in asked} == set(range(100, 164))
+    assert {chosen for chosen, seed in asked if seed >= 116} == {(0.008, 0.3, 40), (0.008, 0.3, 80)}
+    rows = {tuple(row[:3]): row[3] for row in found["tables"]["grid"]["rows"]}
+    assert {n for chosen, n in rows.items() if chosen[:2] != (0.008, 0.3)} == {2, 6, 16}
+    assert rows[0.008, 0.3, 40] == 64
+    assert found["fresh"]["held_out"] == pytest.approx(0.8 + 0.001 * np.mean([seed % 3 for seed in range(116, 164)]))
     n = len(asked)
     assert m.search(m.Config(), tmp_path) == found  # from the kept runs
     assert len(asked) == n
