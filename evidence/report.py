@@ -30,7 +30,7 @@ from typing import Any
 from evidence import claims, search
 from smallnorb_novel_viewpoint import Parser, UsageError, UserError, plain, print_message, script, write_file
 from support.experiment import ROOT, RUN_FLAGS, code_files, load_script, parse_flags, script_path
-from support.result_tables import claims_table, plain_table, rows_table, seeds_table
+from support.result_tables import claims_table, plain_table, rows_table, searches_table, seeds_table
 from support.results import checksum, git, is_git_root, parse_json, read_text, save_result
 from support.statistics import read_comparison
 
@@ -63,12 +63,13 @@ HELP_MARKERS = """markers of a page, each closed by <!-- end -->; what stands be
       and sd, and the 95 % interval of five or more; of several files with the same seeds side by side, with names=
   <!-- table: results/claims.json registered page=docs/PAGE.md -->     a row per condition of each registered claim,
       here of a page's; of kind claims, of each exploratory one
+  <!-- table: results/search/A.json,results/search/B.json searches -->     a row per search: its grid and its winner
   <!-- table: results/benchmarks/FILE.json table NAME digits=1 -->     a table of a benchmark file
 Options: metrics= models= digits= first= page= names=.
 A marker inside `backquotes` is left alone."""
 
 OPTIONS = {"seeds": "models metrics digits first names", "rows": "models metrics digits names", "table": "digits",
-           "claims": "page", "registered": "page"}
+           "claims": "page", "registered": "page", "searches": ""}
 
 
 def make_table(files: list[str], kind: str, name: str | None, options: dict[str, str]) -> str:
@@ -79,7 +80,7 @@ def make_table(files: list[str], kind: str, name: str | None, options: dict[str,
         raise UserError(f"a table of kind {kind} takes no {', '.join(sorted(extra))}=")
     if not re.fullmatch(r"\d", options.get("digits", "3")) or not re.fullmatch(r"[1-9]", options.get("first", "3")):
         raise UserError("digits= is a number from 0 to 9, first= one from 1 to 9")
-    if (name is None) == (kind == "table") or (len(files) > 1 and kind not in ("rows", "seeds")):
+    if (name is None) == (kind == "table") or (len(files) > 1 and kind not in ("rows", "seeds", "searches")):
         raise UserError("a marker names a file, then a kind of table; a table of kind table has a name, no other has")
     if kind == "table":
         return plain_table(read_result(Path(files[0])), str(name), options)
@@ -87,6 +88,8 @@ def make_table(files: list[str], kind: str, name: str | None, options: dict[str,
         return claims_table(read_result(Path(files[0]))["claims"], options.get("page"))
     if kind == "registered":
         return claims_table(read_result(Path(files[0]))["registered"], options.get("page"))
+    if kind == "searches":
+        return searches_table({Path(file).stem: read_result(Path(file)) for file in files})
     make = rows_table if kind == "rows" else seeds_table
     return make([read_comparison(file) for file in files], options)
 

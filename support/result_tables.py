@@ -151,6 +151,24 @@ def plain_table(document: Json, name: str, options: dict[str, str]) -> str:
     return markdown(table["columns"], [[show(cell, digits) for cell in row] for row in table["rows"]])
 
 
+def searches_table(searches: dict[str, Json]) -> str:
+    """A row for each search by evidence/search.py: the values of its grid, the best ones in bold, and their test."""
+
+    def axis(values: list[Any], best: Any) -> str:
+        return ", ".join(f"**{value:g}**" if value == best else f"{value:g}" for value in values)
+
+    columns = ["network and data", "rate", "decay", "epochs", "held out, fresh seeds", "twice the epochs, points"]
+    rows = []
+    for name, found in searches.items():
+        fresh, twice = found["fresh"], found["doubled_length"]
+        rows.append([
+            name.replace("_", " "), *map(axis, found["axes"], found["winner"]),
+            f"{fresh['held_out']:.3f} ({fresh['seeds']} seeds)",
+            f"{100 * twice['change']:+.1f} ± {100 * twice['standard_error']:.1f}",
+        ])
+    return markdown(columns, rows)
+
+
 def claims_table(claims: Sequence[Json], page: str | None) -> str:
     """A row for each condition of all claims, or of those of a page."""
     columns = ["claim", "the paper's result", "tested on", "accuracy", "against", "difference, points", "seeds",

@@ -21,7 +21,7 @@ from evidence.report import main, render_page
 from helpers import DATA
 from recorded import check
 from support import results
-from support.result_tables import paired_table, rows_table, seeds_table
+from support.result_tables import paired_table, rows_table, searches_table, seeds_table
 from support.results import parse_json, save_result
 from support.statistics import describe_sample, summarise_comparison
 
@@ -192,6 +192,15 @@ def test_tables_of_one_three_and_six_seeds() -> None:
             "paired": paired_table(one, options),
             "rows": [rows_table([one, several], more) for more in ({}, options | {"names": "o,s"}, {"names": "o,s|"})],
         })
+
+
+def test_a_search_has_its_grid_its_best_values_and_their_test() -> None:
+    found = {"axes": [[0.0005, 0.001], [0, 0.3], [10, 20]], "winner": [0.001, 0, 20],
+             "fresh": {"seeds": 48, "held_out": 0.5123}, "doubled_length": {"change": -0.0123, "standard_error": 0.004}}
+    row = searches_table({"shapes_azimuths_dense_cnn": found}).splitlines()[2]
+    cells = [cell.strip() for cell in row.strip("|").split("|")]
+    assert cells == ["shapes azimuths dense cnn", "0.0005, **0.001**", "**0**, 0.3", "10, **20**", "0.512 (48 seeds)",
+                     "-1.2 ± 0.4"]
 
 
 def test_accuracies_in_sentences_are_those_of_the_tables() -> None:
