@@ -349,8 +349,8 @@ def check_search(path: Path) -> Iterator[str]:
     document = read_result(path)
     if search.edges(document["axes"], tuple(document["winner"])):
         yield f"{path}: the winner lies at an edge of the grid"
-    if not abs(document["doubled_length"]["change"]) < search.TOLERANCE:
-        yield f"{path}: twice the length changes the result by {document['doubled_length']['change']:+.3f}"
+    if not document["doubled_length"]["change"] < search.TOLERANCE:
+        yield f"{path}: twice the length gains {document['doubled_length']['change']:.3f}"
 
 
 def is_same(stored: Any, computed: Any) -> bool:

@@ -176,7 +176,7 @@ SEARCHED = {"axes": [[0.001, 0.002, 0.004], [0, 1], [10, 20, 40]], "winner": [0.
         ({"seed": "1900:1912"}, "is not registered as it must be"),
         ({"seed": "2000:2007"}, "is not registered as it must be"),
         ({"winner": [0.004, 0, 20]}, "the winner lies at an edge of the grid"),
-        ({"doubled_length": {"change": -0.02}}, "twice the length changes the result by -0.020"),
+        ({"doubled_length": {"change": 0.02}}, "twice the length gains 0.020"),
         ({"config": {"lr": 0.003}}, "f.json#a: lr of capsules is not that of results/search/capsules.json"),
         ({"config": {"dataset": "voxels"}}, "f.json#a: dataset of capsules is not that of"),
         ({"listed": "2000:2008"}, "was run before claims.py registered all of x"),
