@@ -155,11 +155,11 @@ CLAIMS: tuple[Claim, ...] = (
         ),
     ),
     Claim(
-        "A CapsNet recognises turned and distorted digits better than a CNN",
+        "A CapsNet recognises rotated and distorted digits better than a CNN",
         "affNIST: accuracy 79 % against 66 %", "docs/mnist_affine_capsnet.md", (
-            Condition("turned by 15°", "mnist_affine_capsnet/rotated.json", "capsnet", "cnn", "rotated_15_accuracy",
+            Condition("rotated by 15°", "mnist_affine_capsnet/rotated.json", "capsnet", "cnn", "rotated_15_accuracy",
                       "200:230"),
-            Condition("turned by 35°", "mnist_affine_capsnet/rotated.json", "capsnet", "cnn", "rotated_35_accuracy",
+            Condition("rotated by 35°", "mnist_affine_capsnet/rotated.json", "capsnet", "cnn", "rotated_35_accuracy",
                       "200:230"),
             Condition("distorted, at equal upright accuracy", "mnist_affine_capsnet/distorted.json", "capsnet", "cnn",
                       "affnist_accuracy", "200:220", looks=2),

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """The verdicts on the papers' claims, from results/claims.json.
 
-    python -m evidence.visualize_claims            # viz/claims/verdicts.png
+    python -m evidence.visualize_claims            # viz/claims/verdicts.png and earlier.png: the rounds before
 
 A line for each condition under which a claim was tested: the difference of two accuracies over the same seeds, in
-percentage points, its 95 % interval (thick: adjusted for all looks at comparisons), and the verdict. Claims whose
-differences are larger than the others have an axis of their own.
+percentage points, its 95 % interval (thick: adjusted for all comparisons, or looks at them), and the verdict. Claims
+whose differences are larger than the others have an axis of their own.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from support.statistics import t_quantile
 
 COLOURS = {"holds": BLUE, "reversed": VERMILLION, "equal": GREEN}  # words of verdicts; all others are grey
 WIDE = 20.0  # points: a claim with a larger interval or difference stands on the second axis
-BAND = 100 * Condition._field_defaults["tolerance"]  # points: differences that count as equal
+TOLERANCE = Condition._field_defaults["tolerance"]  # differences that count as equal, unless a condition says another
 CLAIM_WIDTH = 41  # letters of a line
 GAP = 0.55  # lines between two claims
 
@@ -45,8 +45,8 @@ def plain_half_width(condition: dict[str, Any], n_looks: int) -> float:
 
 
 def is_wide(claim: dict[str, Any]) -> bool:
-    ends = [c[key] for c in claim["conditions"] for key in ("low", "high", "difference")]
-    return max(abs(100 * end) for end in ends if end is not None) > WIDE
+    ends = [c.get(key) for c in claim["conditions"] for key in ("low", "high", "difference")]
+    return max((abs(100 * end) for end in ends if end is not None), default=0.0) > WIDE
 
 
 def heads_of(claim: dict[str, Any]) -> list[str]:
@@ -66,7 +66,6 @@ def draw_claims(axes: Sequence[Axes], claims: Sequence[dict[str, Any]], n_looks:
     ax.set(ylim=(n_lines(claims), 0), yticks=[])
     ax.spines.left.set_visible(False)
     ax.grid(False, axis="y")
-    ax.axvspan(-BAND, BAND, color=lightened(GREEN, 0.2), linewidth=0, zorder=0)
     ax.axvline(0, color=GREY, linewidth=1.1, zorder=1)
     y = GAP / 2
     for claim in claims:
@@ -76,6 +75,13 @@ def draw_claims(axes: Sequence[Axes], claims: Sequence[dict[str, Any]], n_looks:
         for k, c in enumerate(claim["conditions"]):
             middle, colour = y + k + 0.5, COLOURS.get(c["verdict"], GREY)
             words.text(1, middle, c["condition"], color=GREY, va="center", ha="right")
+            band = 100 * c.get("tolerance", TOLERANCE)
+            ax.fill_betweenx([middle - 0.5, middle + 0.5], -band, band, color=lightened(GREEN, 0.2), linewidth=0,
+                             zorder=0, label=f"tolerance {c['condition']}")
+            style: dict[str, Any] = {"color": darkened(colour), "fontweight": "bold"}
+            verdicts.text(0.42, middle, c["verdict"], va="center", **style)
+            if "difference" not in c:
+                continue
             if c["low"] is not None:
                 half, at = 100 * plain_half_width(c, n_looks), 100 * c["difference"]
                 ax.plot([100 * c["low"], 100 * c["high"]], [middle] * 2, color=lightened(colour, 0.55), linewidth=4.5,
@@ -85,33 +91,41 @@ def draw_claims(axes: Sequence[Axes], claims: Sequence[dict[str, Any]], n_looks:
                 )
             ax.plot([100 * c["difference"]], [middle], "o", color=colour, markersize=6, label=c["condition"])
             verdicts.text(0.33, middle, with_minus_sign(f"{100 * c['difference']:+.1f}"), va="center", ha="right")
-            style: dict[str, Any] = {"color": darkened(colour), "fontweight": "bold"}
-            verdicts.text(0.42, middle, c["verdict"], va="center", **style)
         y += max(len(heads), len(claim["conditions"])) + GAP
         ax.axhline(y - GAP / 2, color="#e4e4e4", linewidth=0.8, zorder=0)
     ax.xaxis.set_major_formatter(lambda value, _: with_minus_sign(f"{value:+g}") if value else "0")
 
 
 def draw_verdicts(document: dict[str, Any]) -> Figure:
-    ran = [claim | {"conditions": [c for c in claim["conditions"] if "difference" in c]}
-           for claim in document["claims"]]
-    claims = [claim for claim in ran if claim["conditions"]]
+    """Those of the registered round; what has not been run to its last seed has a row too."""
+    claims, n = document["registered"], document["n_comparisons"]
+    return draw_round(claims, n, "What the papers claim, and what is found here", f"adjusted for {n} comparisons")
+
+
+def draw_earlier(document: dict[str, Any]) -> Figure:
+    """Those of the rounds before."""
+    claims, n = document["claims"], document["n_looks"]
+    ran = [claim | {"conditions": [c for c in claim["conditions"] if "difference" in c]} for claim in claims]
+    listed = plural(sum(len(claim["conditions"]) for claim in claims), "comparison")
+    ran = [claim for claim in ran if claim["conditions"]]
+    return draw_round(ran, n, "Earlier rounds, exploratory", f"adjusted for {n} looks at {listed}")
+
+
+def draw_round(claims: Sequence[dict[str, Any]], n_looks: int, title: str, adjusted: str) -> Figure:
     groups = [group for wide in (False, True) if (group := [c for c in claims if is_wide(c) == wide])]
     lines = [n_lines(group) for group in groups]
-    n = plural(sum(len(claim["conditions"]) for claim in document["claims"]), "comparison")
-    adjusted = f"adjusted for {document['n_looks']} looks at {n}: gives the verdict"
     fig = make_figure(
-        1.1 + 0.205 * sum(lines) + 0.55 * len(groups), "What the papers claim, and what is found here",
+        1.1 + 0.205 * sum(lines) + 0.55 * len(groups), title,
         "difference of two accuracies over the same seeds, in percentage points: right of 0 in favour of the claim",
     )
     head_legend(fig, [
         Line2D([], [], color=GREY, linewidth=1.4, label="95 % interval"),
-        Line2D([], [], color=lightened(GREY, 0.55), linewidth=4.5, label=adjusted),
-        Patch(facecolor=lightened(GREEN, 0.2), label=f"equal within {BAND:g} points"),
+        Line2D([], [], color=lightened(GREY, 0.55), linewidth=4.5, label=f"{adjusted}: gives the verdict"),
+        Patch(facecolor=lightened(GREEN, 0.2), label="counts as equal"),
     ])
     axes = fig.subplots(len(groups), 3, squeeze=False, sharey="row", width_ratios=(6.6, 2.7, 1.5), height_ratios=lines)
     for row, group in zip(axes, groups, strict=True):
-        draw_claims(row, group, document["n_looks"])
+        draw_claims(row, group, n_looks)
     if len(groups) > 1:
         axes[1, 1].set_xlabel("points, on another scale")
     return fig
@@ -123,7 +137,8 @@ def draw_verdicts(document: dict[str, Any]) -> Figure:
 main = figure_script(
     "claims", NoSettings, OutOptions, "Draw the verdicts on the papers' claims.",
     [("", "The picture of the committed results: about 2 seconds.")],
-    lambda *_: read_result(ROOT / CLAIMS), {"verdicts": draw_verdicts}, n_colours={"verdicts": 96},
+    lambda *_: read_result(ROOT / CLAIMS), {"verdicts": draw_verdicts, "earlier": draw_earlier},
+    n_colours={"verdicts": 96, "earlier": 96},
 )
 
 

@@ -13,7 +13,7 @@ from scipy import stats
 import smallnorb_novel_viewpoint as views
 from evidence import claims, report, visualize_claims
 from evidence.claims import Claim, Condition, count_words, listed, make_claims, paired_values, verdict_of
-from figure_checks import check_held, check_pictures, drawn, held, move_to
+from figure_checks import check_pictures, drawn, held, move_to
 from helpers import ROOT, failure
 from support.figures import BLUE, GREEN, VERMILLION
 from support.results import save_result
@@ -136,6 +136,10 @@ def test_both_sides_may_be_parts_and_have_metrics_of_their_own() -> None:
 )
 def test_equal_comes_before_the_other_words(low: float, high: float, word: str) -> None:
     assert claims.registered_verdict(low, high, 0.02) == word
+
+
+def document_of_seeds(n: int, lead: float) -> Json:
+    return document(0.5 + lead + 0.02 * np.sin(np.arange(n)), [0.5] * n)
 
 
 def registered(n: int, **more: Any) -> Claim:
@@ -317,7 +321,7 @@ def test_the_file_is_made_from_the_list_and_changes_are_seen(
 def test_the_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     move_to(tmp_path, monkeypatch)
     document = make_claims([claim("near"), claim("single", "none"), claim("higher", "lower")], FILES.get)
-    (_, ax, verdicts), wide = np.array(drawn(lambda: visualize_claims.draw_verdicts(document)).axes).reshape(-1, 3)
+    (_, ax, verdicts), wide = np.array(drawn(lambda: visualize_claims.draw_earlier(document)).axes).reshape(-1, 3)
     first, *others = document["claims"]
     shown = [(ax, verdicts, first), *((wide[1], wide[2], one) for one in others)]
     y = dict.fromkeys((ax, wide[1]), visualize_claims.GAP / 2 - 0.5)
@@ -342,10 +346,12 @@ def test_the_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
                 (plain,) = [line for line in axes.lines if line.get_label() == f"plain {c['condition']}"]
                 assert plain.get_color() == {"near": GREEN, "higher": BLUE, "lower": VERMILLION}[c["condition"]]
         y[axes] += len(ran) + visualize_claims.GAP
-    check_held(ax, spans=[(-2, 2)])
+    (band,) = [c for c in ax.collections if c.get_label() == "tolerance near"]
+    top = visualize_claims.GAP / 2
+    assert band.get_paths()[0].get_extents().extents.tolist() == pytest.approx([-2, top, 2, top + 1])
     with monkeypatch.context() as narrow:
         narrow.setattr(visualize_claims, "CLAIM_WIDTH", 4)
-        (words, *_) = visualize_claims.draw_verdicts(document).axes
+        (words, *_) = visualize_claims.draw_earlier(document).axes
     heights = [text.get_position()[1] for text in words.texts if text.get_fontweight() == "bold"]
     assert len(heights) > 1
     assert heights == sorted(heights)  # the lines of a claim stand one below the other
@@ -355,5 +361,13 @@ def test_the_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     Path("results/claims.json").write_text(Path("results/claims.json").read_text().replace("0.4", "0.5", 1))
     assert "has been changed since it was written" in failure(visualize_claims, [], capsys)
     save_result(Path("results/claims.json"), document)
+    files = {"f.json": document_of_seeds(12, 0.1)}
+    two = registered(12, tolerance=0.03).conditions[0], registered(13).conditions[0]
+    (one,) = claims.make_registered([Claim("more is better", "", "", two)], files.get)
+    save_result(Path("results/claims.json"), document | {"registered": [one]})
     assert visualize_claims.main([]) == 0
-    check_pictures(Path("viz/claims"), ["verdicts"])
+    check_pictures(Path("viz/claims"), ["verdicts", "earlier"])
+    (_, ax, verdicts) = visualize_claims.draw_verdicts(document | {"registered": [one]}).axes
+    (band, _), texts = ax.collections, held(verdicts)["texts"]
+    assert [len(ax.lines), texts.count("holds"), texts.count("not run")] == [5, 1, 1]
+    assert np.asarray(band.get_paths()[0].get_extents().extents)[[0, 2]].tolist() == pytest.approx([-3, 3])
