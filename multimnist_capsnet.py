@@ -35,13 +35,11 @@ import contextlib
 import dataclasses
 import difflib
 import enum
-import errno
 import functools
 import gzip
 import hashlib
 import http.client
 import importlib
-import importlib.util
 import io
 import itertools
 import json
@@ -645,8 +643,19 @@ MNIST_SHA256 = {
     "t10k-images-idx3-ubyte": "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
     "t10k-labels-idx1-ubyte": "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
 }  # of the .gz files
+HAS_DATA = Path(__file__).with_name("data").is_dir()  # which reads other files, and draws strokes
 TIMEOUT = 8  # seconds, to connect and for the next bytes
 MNIST_CRC32 = 0x1939F699  # of the four arrays' bytes, in the order of Digits
+
+
+def cache_dir() -> Path:
+    """The folder of data that are downloaded or drawn once. Raises UserError where there is no place for it."""
+    caches = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    caches = caches if caches.is_absolute() else Path(os.path.expanduser("~/.cache"))
+    folder = Path(os.path.expanduser(os.environ.get("CAPSULES_CACHE") or caches / "hinton-mnist"))
+    if not folder.is_absolute() and not os.environ.get("CAPSULES_CACHE"):
+        raise UserError("there is no home folder for a cache: let the variable CAPSULES_CACHE name a folder")
+    return folder
 
 
 class UnavailableError(OSError):
@@ -662,7 +671,7 @@ def load_mnist(data_dir: Path | None = None) -> Digits:
     """
     place = data_dir or cache_dir()
     paths = [find_file(place, stem) for stem in MNIST_SHA256]
-    if data_dir is not None and not any(paths) and data_dir.exists() and has_data("digit_files"):
+    if data_dir is not None and not any(paths) and data_dir.exists() and HAS_DATA:
         try:
             return Digits("custom", *from_data("digit_files").read_digit_files(data_dir))  # Kaggle's, Keras', EMNIST's
         except ValueError as error:
@@ -739,7 +748,7 @@ def resolve_dataset(choice: str, rng: np.random.Generator, data_dir: Path | None
         try:
             return load_mnist(data_dir)
         except UnavailableError as error:
-            if choice == "mnist" or not has_data("stroke_digits"):
+            if choice == "mnist" or not HAS_DATA:
                 raise
             rule = "!" * 100
             print_message(
@@ -874,23 +883,27 @@ class UserError(OSError):
     """Something that the person at the keyboard can put right, in one line. Exit status 1."""
 
 
-class UsageError(argparse.ArgumentTypeError):
-    """What is wrong with a command line or a configuration, in one line. Exit status 2."""
+UsageError = argparse.ArgumentTypeError  # what is wrong with a command line or a configuration. Exit status 2
+
+
+class SettingError(UsageError):
+    """A value that cannot be: of a field, and why."""
+
+    def __init__(self, field: str, why: object) -> None:
+        super().__init__(f"argument {flag_of(field)}: {why}")
 
 
 class Kind(NamedTuple):
-    """How the text of a flag becomes a value, and back. (Other scripts have a class of that name too.)"""
+    """Which values a setting has. (Other scripts have a class of that name too.)"""
 
-    convert: Callable[[str], Any]  # raises UsageError
-    metavar: str
-    separator: str = ","  # between the parts of a tuple
-    is_output: bool = False  # a file that is written
+    convert: Callable[[Any], Any]  # of a flag's text, or of a value: the value. Raises UsageError
+    metavar: str  # in the help; none of a flag that stands alone
 
 
 class Setting(NamedTuple):
     """What a field says of its flag."""
 
-    kind: Any  # a Kind, a tuple of choices, or bool: a flag without a value
+    kind: Kind
     help: str
     shown: str = ""  # what the help says of the default, if it is not the field's
     paper: str = ""  # the paper's value, if it is another
@@ -900,7 +913,10 @@ class Setting(NamedTuple):
 
 
 def setting(default: Any, kind: Any, help: str, shown: str = "", **more: Any) -> Any:
-    """A field of a ``Settings`` dataclass. A default of None may stand for what ``dependent`` gives."""
+    """A field of a ``Settings`` dataclass; ``kind``: a Kind, a tuple of choices, or bool. A default of None may stand
+    for what ``dependent`` gives."""
+    if not hasattr(kind, "convert"):
+        kind = one_of((False, True))._replace(metavar="") if kind is bool else one_of(kind)
     return dataclasses.field(default=default, metadata={"it": Setting(kind, help, shown, **more)})
 
 
@@ -913,19 +929,11 @@ def flag_of(field: str) -> str:
     return "--" + field.replace("_", "-")
 
 
-def text_of(value: Any, kind: Any = None) -> str:
-    """A value as a flag takes it: a range 0:150, other tuples 16,4,8,8."""
-    if isinstance(value, tuple | list):
-        return (kind.separator if hasattr(kind, "convert") else ",").join(map(text_of, value)) or "none"
-    is_whole = isinstance(value, float) and value.is_integer() and abs(value) < 1e15
-    return "none" if value is None else str(int(value)) if is_whole else str(value)
-
-
-class SettingError(UsageError):
-    """A value that cannot be: of a field, and why."""
-
-    def __init__(self, field: str, message: str) -> None:
-        super().__init__(f"argument {flag_of(field)}: {message}")
+def text_of(value: Any) -> str:
+    """A value as a flag takes it."""
+    if type(value) is tuple:
+        return ",".join(map(text_of, value)) or "none"
+    return "none" if value is None else str(value).removesuffix(".0")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -935,7 +943,10 @@ class Settings:
     def __post_init__(self) -> None:
         for name, it in settings_of(self).items():
             if (value := getattr(self, name)) not in (None, ()):
-                object.__setattr__(self, name, checked(name, it.kind, value))
+                try:
+                    object.__setattr__(self, name, it.kind.convert(value))
+                except argparse.ArgumentTypeError as error:
+                    raise SettingError(name, error) from None
         for name, value in self.dependent().items():
             if getattr(self, name) is None:
                 object.__setattr__(self, name, value)
@@ -949,130 +960,99 @@ class Settings:
         """Raises SettingError where values do not fit together."""
 
 
-def checked(name: str, kind: Any, value: Any) -> Any:
-    """The value, as its kind makes it. Raises SettingError."""
-    if not hasattr(kind, "convert"):
-        choices = kind if isinstance(kind, tuple) else (True, False)
-        if value in choices:
-            return value
-        raise SettingError(name, f"{one_line(repr(value))} is not one of {', '.join(map(str, choices))}")
-    try:
-        if kind.metavar == "FILES":
-            return tuple(kind.convert(str(part)) for part in value)
-        return kind.convert(text_of(value, kind))
-    except argparse.ArgumentTypeError as error:
-        raise SettingError(name, one_line(error)) from None
+def number_in(kind: Any, low: float, high: float) -> Kind:
+    def convert(given: Any) -> Any:
+        try:
+            value = kind(str(given))
+        except ValueError:
+            raise UsageError(f"{given!r} is not a {'whole number' if kind is int else 'number'}") from None
+        if not low <= value <= high:  # a NaN fails this too
+            raise UsageError(f"{given} is not between {low:,} and {high:,}")
+        return value
+
+    return Kind(convert, "N" if kind is int else "X")
 
 
-def int_in(low: int, high: int) -> Kind:
-    return Kind(functools.partial(number, int, low, high, False), "N")
+int_in, float_in = functools.partial(number_in, int), functools.partial(number_in, float)
 
 
-def float_in(low: float, high: float, *, above: bool = False) -> Kind:
-    """From ``low``, or with ``above`` greater than it, to ``high``."""
-    return Kind(functools.partial(number, float, low, high, above), "X")
+def one_of(choices: Sequence[Any]) -> Kind:
+    def convert(given: Any) -> Any:
+        for choice in choices:
+            if str(choice) == str(given):
+                return choice
+        raise UsageError(f"{given!r} is not one of {', '.join(map(str, choices))}")
+
+    return Kind(convert, "|".join(map(str, choices)))
 
 
-def number(kind: Any, low: float, high: float, above: bool, text: str) -> Any:
-    try:
-        value = kind(text)
-    except ValueError:
-        raise UsageError(f"{text!r} is not a {'whole number' if kind is int else 'number'}") from None
-    if not low <= value <= high or (above and value == low):  # a NaN fails this too
-        bounds = f"above {low:g} and at most {high:g}" if above else f"between {low:,} and {high:,}"
-        raise UsageError(f"{text} is not {bounds}")
-    return value
+def list_of(kind: Kind) -> Kind:
+    """Values with commas between them."""
+
+    def convert(given: Any) -> tuple[Any, ...]:
+        return tuple(map(kind.convert, given.split(",") if isinstance(given, str) else given))
+
+    return Kind(convert, "A,B")
 
 
-def names_of(known: Sequence[str]) -> Kind:
-    """Some of the known names, each once, with commas between them."""
-    return Kind(functools.partial(names_in, known), "A,B")
-
-
-def names_in(known: Sequence[str], text: str) -> tuple[str, ...]:
-    names = tuple(text.split(","))
-    if unknown := [name for name in names if name not in known]:
-        raise UsageError(f"{unknown[0]!r} is not one of {', '.join(known)}")
-    if len(set(names)) < len(names):
-        raise UsageError(f"{text} names one twice")
-    return names
-
-
-def path_of(text: str) -> Path:
-    if not text:
+def path_of(given: Any) -> Path:
+    if not str(given):
         raise UsageError("the name is empty")
-    return Path(os.path.expanduser(text))
+    return Path(os.path.expanduser(given))
 
 
-FOLDER, INPUT, INPUTS = Kind(path_of, "DIR"), Kind(path_of, "FILE"), Kind(path_of, "FILES")
-OUTPUT = Kind(path_of, "FILE", is_output=True)
+FOLDER, INPUT, OUTPUT = (Kind(path_of, metavar) for metavar in ("DIR", "FILE", "FILE"))
 
 
 class Parser(argparse.ArgumentParser):
     """Names the flag that is nearest to an unknown one."""
 
     def error(self, message: str) -> NoReturn:
-        raise UsageError(message)
-
-    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        found, unknown = self.parse_known_args(args, namespace)
-        if unknown:
-            near = difflib.get_close_matches(unknown[0].partition("=")[0], self._option_string_actions, 1)
-            raise UsageError(f"unrecognized argument: {unknown[0]}" + (f" (did you mean {near[0]}?)" if near else ""))
-        return found
-
-
-def add_settings(parser: argparse.ArgumentParser, config: Any, usual_alone: bool) -> None:
-    """The flags of a dataclass; ``usual_alone``: in the help, only the usual ones."""
-    group: Any = parser
-    defaults = {field.name: field.default for field in dataclasses.fields(config)}
-    for name, it in settings_of(config).items():
-        group = parser.add_argument_group(it.group) if it.group else group
-        unset = defaults[name] is None or defaults[name] == () or it.kind is bool
-        default = it.shown or ("" if unset else text_of(defaults[name], it.kind))
-        help = it.help + (f" Default: {default}." if default else "") + (f" The paper: {it.paper}." if it.paper else "")
-        options: dict[str, Any] = {"action": "store_true"}
-        if hasattr(it.kind, "convert"):
-            options = {"metavar": it.kind.metavar, "nargs": "+" if it.kind.metavar == "FILES" else None}
-        elif it.kind is not bool:
-            options = {"metavar": "|".join(map(str, it.kind)), "type": type(it.kind[0])}
-        shown = help.replace("%", "%%") if it.usual or not usual_alone else argparse.SUPPRESS
-        group.add_argument(flag_of(name), help=shown, **options)
+        unknown = re.match("unrecognized arguments: ([^ =]*)", message)
+        near = difflib.get_close_matches(unknown[1], self._option_string_actions, 1) if unknown else []
+        raise UsageError(message + (f" (did you mean {near[0]}?)" if near else ""))
 
 
 def parse(
     config: type[C], options: type[O], argv: Sequence[str], description: str = "",
     examples: Sequence[tuple[str, str]] = (), epilog: str = "",
 ) -> tuple[C, O, dict[str, Any]]:
-    """Both dataclasses as the command line sets them, and what it set. An example is a pair: flags, and what they do in
-    which time. Ends the script after ``--help``. Raises UsageError."""
-    words: list[str] = []
-    for word in argv:  # a value such as -30:30 would be taken for a flag
-        joins = bool(words) and re.match(r"-[\d.]", word) and re.fullmatch(r"--[a-z-]+", words[-1])
-        words[-1:] = [f"{words[-1]}={word}"] if joins else [*words[-1:], word]
+    """Both dataclasses as the command line sets them, and the texts of the flags that it has. An example is a pair:
+    flags, and what they do in which time. Ends the script after ``--help``. Raises UsageError."""
     spec = getattr(sys.modules["__main__"], "__spec__", None)
     module = f"python -m {spec.name}" if spec and spec.name.count(".") == 1 and argv == sys.argv[1:] else None
     parser = Parser(
         prog=module, allow_abbrev=False, add_help=False, usage="%(prog)s [flags]", description=description,
         formatter_class=argparse.RawDescriptionHelpFormatter, argument_default=argparse.SUPPRESS,
     )
+    parser._negative_number_matcher = re.compile(r"-[\d.]")  # -30:30 is a value, and no flag
     start = module or f"python {parser.prog}"
     lines = [f"  {start} {flags}".rstrip() + f"\n      {what}" for flags, what in examples]
     parser.epilog = "\n".join([*(["examples, with their times on one thread:"] if lines else []), *lines, "", epilog])
     parser.add_argument("-h", "--help", action="store_true", help="Show the usual flags, and examples.")
     parser.add_argument("--help-all", action="store_true", help="Show every flag.")
-    for declared in (config, options):
-        add_settings(parser, declared, usual_alone="--help-all" not in words)
-    given = vars(parser.parse_args(words))
+    group: Any = parser
+    both: tuple[Any, Any] = (config, options)
+    for declared in both:
+        defaults = {field.name: field.default for field in dataclasses.fields(declared)}
+        for name, it in settings_of(declared).items():
+            group = parser.add_argument_group(it.group) if it.group else group
+            default = it.shown or (text_of(defaults[name]) if it.kind.metavar else "none")
+            help = it.help + (f" Default: {default}." if default != "none" else "")
+            help = (help + (f" The paper: {it.paper}." if it.paper else "")).replace("%", "%%")
+            takes: Any = {"metavar": it.kind.metavar, "nargs": "+" if it.kind.metavar == "FILES" else None}
+            takes = takes if it.kind.metavar else {"action": "store_true"}
+            is_shown = it.usual or "--help-all" in argv
+            group.add_argument(flag_of(name), help=help if is_shown else argparse.SUPPRESS, **takes)
+    given = vars(parser.parse_args(argv))
     if "help" in given or "help_all" in given:
         print(parser.format_help().rstrip(), flush=True)
         raise SystemExit(0)
-    own = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
-    made: Any = [kind(**{name: own[name] for name in settings_of(kind) if name in own}) for kind in (config, options)]
-    return made[0], made[1], own
+    made = [declared(**{name: given[name] for name in settings_of(declared) if name in given}) for declared in both]
+    return made[0], made[1], given
 
 
-# --- Files and trainings ----------------------------------------------------------------------------------------------
+# --- Files and trainings ---------------------------------------------------------------------------------------------
 
 
 def one_line(error: object, limit: int = 200) -> str:
@@ -1096,86 +1076,52 @@ def from_data(module: str) -> Any:
         raise UserError(f"this needs data/{module}.py beside the script: {one_line(error)}") from None
 
 
-def has_data(module: str) -> bool:
-    """Whether a module of data/ lies beside the script."""
-    try:
-        return importlib.util.find_spec(f"data.{module}") is not None
-    except ModuleNotFoundError:
-        return False
-
-
-def cache_dir() -> Path:
-    """The folder of data that are downloaded or drawn once. Raises UserError where there is no place for it."""
-    caches = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    caches = caches if caches.is_absolute() else Path(os.path.expanduser("~/.cache"))
-    folder = Path(os.path.expanduser(os.environ.get("CAPSULES_CACHE") or caches / "hinton-mnist"))
-    if not folder.is_absolute() and not os.environ.get("CAPSULES_CACHE"):
-        raise UserError("there is no home folder for a cache: let the variable CAPSULES_CACHE name a folder")
-    return folder
-
-
-def write_file(path: Path, content: bytes) -> None:
-    """Whole or not at all: beside its place first, or in its place where that cannot be replaced, as a file that is
-    mounted by itself. Makes the folder. Raises UserError."""
+def write_file(path: Path, content: bytes | None) -> None:
+    """Whole or not at all; None tries whether it could be written. Makes the folder. Raises UserError."""
     target = Path(os.path.realpath(path))
     temporary = target.with_name(f".{target.name}.tmp")
     try:
         if target.exists() and not target.is_file():
             raise OSError("it is no regular file")  # such as /dev/null, which would be replaced
         target.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with temporary.open("wb") as stream:
-                stream.write(content)
-                stream.flush()
-                os.fsync(stream.fileno())
-            os.replace(temporary, target)
-        except OSError as error:
-            if error.errno not in (errno.EBUSY, errno.EACCES, errno.EPERM) or not target.exists():
-                raise
-            target.write_bytes(content)
-        finally:
-            with contextlib.suppress(OSError):
-                temporary.unlink(missing_ok=True)
+        with temporary.open("wb") as stream:
+            if content is None:
+                return
+            stream.write(content)
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.replace(temporary, target)
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror or error}") from error
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
 
 
-def require_own(path: Path, is_own: Callable[[], bool], hint: str = "") -> None:
-    """Before a training: raises UserError where a file cannot be written, or is there and of something else."""
-    try:
-        size = path.stat().st_size if path.exists() else None
-        path.parent.mkdir(parents=True, exist_ok=True)
-        probe = path if path.exists() else path.with_name(f".{path.name}.tmp")  # an empty file must not stay there
-        with probe.open("ab"):
-            pass
-        if probe != path:
-            probe.unlink()
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror or error}") from error
-    if size and not is_own():
-        raise UserError(f"{path} is there, and is not of this run: name another file{hint}")
+def is_there(path: Path) -> bool:
+    """Whether a file holds something."""
+    return path.exists() and path.stat().st_size > 0
 
 
 def require_own_outputs(experiment: str, config: Any, options: Any) -> None:
-    """``require_own`` of a run's files: its result and its checkpoint."""
-    fixed = {name for name, it in settings_of(config).items() if not it.free}
-    known = {name for name in fixed if not (options.resume and name.endswith("epochs"))}
-    asked = {name: value for name, value in json.loads(json.dumps(plain(config))).items() if name in known}
-
-    def is_own(read: Callable[[], Any]) -> bool:
-        try:
-            header = read()
-            same = all(header["config"][name] == value for name, value in asked.items() if value not in (None, "auto"))
-            return bool(header["experiment"] == experiment and same)
-        except Exception:  # whatever another file holds
-            return False
-
+    """Before a run: raises UserError where its files cannot be written, or hold something else: a checkpoint from which
+    it does not go on, or what is no result of these settings."""
     out, checkpoint = options.out_json, options.checkpoint
-    if out:
-        require_own(out, lambda: is_own(lambda: json.loads(out.read_bytes())))
-    if checkpoint:
-        own = options.resume or is_own(lambda: read_arrays(checkpoint)[0])
-        require_own(checkpoint, lambda: own, ", or go on from it with --resume")
+    for path in filter(None, (out, checkpoint)):
+        write_file(path, None)
+    if checkpoint and not options.resume and is_there(checkpoint):
+        raise UserError(f"{checkpoint} is there: name another file, or go on from it with --resume")
+    if out and is_there(out):
+        known = {name for name, value in vars(config).items() if value not in (None, "auto")}  # before any data are
+        known -= {name for name in known if options.resume and name.endswith("epochs")}
+        try:
+            found = json.loads(out.read_bytes())
+            is_own = found["experiment"] == experiment
+            is_own &= difference(from_json(type(config), found["config"]), config, known) is None
+        except Exception:  # whatever another file holds
+            is_own = False
+        if not is_own:
+            raise UserError(f"{out} is there, and is not of this run: name another file")
 
 
 def plain(config: Any) -> dict[str, Any]:
@@ -1188,40 +1134,41 @@ def from_json(config: type[C], content: Mapping[str, Any]) -> C:
     return config(**{name: tuple(v) if isinstance(v, list) else v for name, v in content.items()})
 
 
-class Stream(enum.IntEnum):
-    """Independent random streams of one seed, so that no part of a run shifts the draws of another."""
+def difference(saved: Any, asked: Any, names: Collection[str]) -> str | None:
+    """The first of the fields in which two configurations differ, in words; not of those that are ``free``."""
+    for field in dataclasses.fields(saved):
+        old, new, it = getattr(saved, field.name), getattr(asked, field.name), field.metadata.get("it")
+        if field.name in names and old != new and not (it and it.free):
+            what = flag_of(field.name) if it else f"other {field.name.replace('_', ' ')}:"
+            return f"{what} {text_of(old)}, not {text_of(new)}"
+    return None
 
-    DATA = 0
-    INIT = 1
-    SHUFFLE = 2
-    EVALUATION = 3
-    OBJECTS = 4
+
+# Independent random streams of one seed, so that no part of a run shifts the draws of another
+Stream = enum.IntEnum("Stream", ["DATA", "INIT", "SHUFFLE", "EVALUATION", "OBJECTS"], start=0)
 
 
-def generator(seed: int, stream: Stream, *key: int) -> np.random.Generator:
+def generator(seed: int, stream: int, *key: int) -> np.random.Generator:
     """The generator of a stream and a key (such as the epoch and step). It depends on nothing else, so that a resumed
     run draws the same numbers without any stored state."""
     return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(int(stream), *key)))
 
 
-@functools.lru_cache(maxsize=2)
-def permutation(n: int, seed: int, *key: int) -> Array:
-    """A random order of 0 to n - 1, the same for the same seed and key (the epoch). Cached: do not write to it."""
-    return generator(seed, Stream.SHUFFLE, *key).permutation(n)
-
-
+@dataclasses.dataclass
 class TrainState:
-    """A model in training: parameters, moments and history, all of which a checkpoint stores."""
+    """A model in training. A checkpoint stores its arrays, and what is ``KEPT``."""
 
-    def __init__(self, name: str, params: Params) -> None:
-        self.name, self.params = name, params
-        self.m: Params = {key: np.zeros_like(p) for key, p in params.items()}  # first moments, or Muon's momentum
-        self.v: Params = {key: np.zeros_like(p) for key, p in params.items()}  # second moments
-        self.step = 0
-        self.unsaved = ""  # why its last checkpoint could not be written
-        self.seconds = 0.0  # of training, without the tests after epochs
-        self.sums: dict[str, float] = {}  # weighted sums of the losses since the last epoch's end
-        self.history: dict[str, list[float]] = {}  # by metric, an entry for each epoch
+    name: str
+    params: Params
+    step: int = 0
+    seconds: float = 0.0  # of training, without the tests after epochs
+    history: dict[str, list[float]] = dataclasses.field(default_factory=dict)  # by metric, an entry for each epoch
+    sums: dict[str, float] = dataclasses.field(default_factory=dict)  # of the losses since the last epoch's end
+    unsaved: str = ""  # why its last checkpoint could not be written
+
+    def __post_init__(self) -> None:
+        self.m = {key: np.zeros_like(p) for key, p in self.params.items()}  # first moments, or Muon's momentum
+        self.v = {key: np.zeros_like(p) for key, p in self.params.items()}  # second moments
 
     def add(self, losses: Mapping[str, float], weight: float = 1) -> None:
         """Add a batch's mean losses to the sums of the epoch; ``weight``: its number of images, where that differs."""
@@ -1277,28 +1224,19 @@ def require_finite(state: TrainState, loss: float, steps_per_epoch: int) -> None
         raise UserError(f"{state.name}: a parameter became infinite or NaN in {where}")
 
 
-KEPT = ("step", "seconds", "history")  # of a state, beside its arrays
+KEPT, ARRAYS = ("step", "seconds", "history"), ("params", "m", "v")  # of a state, in a checkpoint
 
 
 def save_checkpoint(path: Path, experiment: str, config: Any, states: Iterable[TrainState]) -> None:
     """Every state that has been trained, as ``np.load`` reads it: MODEL/params/NAME are weights. Raises UserError."""
-    models: dict[str, Any] = {}
-    arrays: dict[str, Any] = {}
-    for state in (state for state in states if state.step):
-        models[state.name] = {key: getattr(state, key) for key in KEPT}
-        for kind in ("params", "m", "v"):
-            arrays |= {f"{state.name}/{kind}/{key}": array for key, array in getattr(state, kind).items()}
+    trained = [state for state in states if state.step]
+    models = {state.name: {key: getattr(state, key) for key in KEPT} for state in trained}
     header = json.dumps({"experiment": experiment, "config": plain(config), "models": models})
+    arrays = {f"{state.name}/{kind}/{key}": array
+              for state in trained for kind in ARRAYS for key, array in getattr(state, kind).items()}
     stream = io.BytesIO()
     np.savez(stream, **{"header": np.array(header), **arrays})
     write_file(path, stream.getvalue())
-
-
-def read_arrays(path: Path) -> tuple[dict[str, Any], Params]:
-    """The header of a checkpoint, and its arrays. Raises whatever a damaged file does; zip files have checksums."""
-    with path.open("rb") as file, np.load(file) as stored:  # np.load would leave a damaged one open
-        arrays = {key: stored[key] for key in stored.files}
-    return json.loads(str(arrays.pop("header"))), arrays
 
 
 def read_checkpoint(
@@ -1306,51 +1244,33 @@ def read_checkpoint(
 ) -> tuple[C, dict[str, TrainState]]:
     """The configuration, and the states of those of ``make_models(config)`` that are in the file. Raises UserError
     where it is missing, damaged, or of another experiment."""
-    if not path.exists():
-        raise UserError(f"there is no checkpoint {path}")
     try:
-        header, arrays = read_arrays(path)
+        with path.open("rb") as file, np.load(file) as stored:  # np.load would leave a damaged file open
+            arrays = {key: stored[key] for key in stored.files}  # with their checksums
+        header = json.loads(str(arrays["header"]))
         if header["experiment"] != experiment:
             raise ValueError(f"it is of {header['experiment']}")
-        config = from_json(config_class, header["config"])
-        kept = {name: {key: model[key] for key in KEPT} for name, model in header["models"].items()}
+        config, models = from_json(config_class, header["config"]), header["models"]
+        states = {name: init_state(model, config) for name, model in make_models(config).items() if name in models}
+        for name, state in states.items():
+            vars(state).update({key: models[name][key] for key in KEPT})
+            for kind in ARRAYS:
+                for key, target in getattr(state, kind).items():
+                    target[...] = arrays[f"{name}/{kind}/{key}"]
     except Exception as error:  # whatever a damaged file does
         raise UserError(f"{path} is no readable checkpoint of {experiment}: {one_line(error)}") from None
-    states = {name: init_state(model, config) for name, model in make_models(config).items() if name in kept}
-    for name, state in states.items():
-        vars(state).update(kept[name])
-        for kind in ("params", "m", "v"):
-            for key, target in getattr(state, kind).items():
-                array = arrays.get(f"{name}/{kind}/{key}", np.empty(0))
-                if array.shape != target.shape or array.dtype != target.dtype:
-                    raise UserError(f"{path} is no checkpoint of this network: its {key} does not fit")
-                target[...] = array
     return config, states
 
 
-def difference(saved: Any, asked: Any, names: Collection[str]) -> str | None:
-    """The first of the fields in which two configurations differ, in words."""
-    for field in dataclasses.fields(saved):
-        old, new, kind = getattr(saved, field.name), getattr(asked, field.name), field.metadata.get("it", (None,))[0]
-        if field.name in names and old != new:
-            what = flag_of(field.name) if kind else f"other {field.name.replace('_', ' ')}:"
-            return f"{what} {text_of(old, kind)}, not {text_of(new, kind)}"
-    return None
-
-
 def require_resumable(path: Path, saved: Any, asked: Any) -> None:
-    """Raises UserError where a resumed run would not be the saved one, gone on with. Its length is free where the
-    learning rate and the loss do not depend on it (``config.length_is_free``)."""
-    names = {field.name for field in dataclasses.fields(saved)} - {n for n, it in settings_of(saved).items() if it.free}
-    lengths = {name for name in names if name.endswith("epochs")}
-    if found := difference(saved, asked, names - lengths):
-        raise UserError(f"cannot resume {path}: it was made with {found}")
-    if found := difference(saved, asked, lengths):
-        if not getattr(asked, "length_is_free", False):
-            found += "; its learning rate or loss depends on the length: train anew"
-        elif all(getattr(saved, name) <= getattr(asked, name) for name in lengths):
-            return
-        raise UserError(f"cannot resume {path}: it was made with {found}")
+    """Raises UserError where a resumed run would not be the saved one, gone on with. It may be longer where the
+    learning rate and the loss do not depend on its length (``config.length_is_free``)."""
+    longer = {name for name in vars(saved) if name.endswith("epochs") and getattr(saved, name) <= getattr(asked, name)}
+    fixed = vars(saved).keys() - (longer if getattr(asked, "length_is_free", False) else set())
+    if found := difference(saved, asked, fixed):
+        by_length = "epochs" in found and not getattr(asked, "length_is_free", False)
+        hint = "; its learning rate or loss depends on the length: train anew" if by_length else ""
+        raise UserError(f"cannot resume {path}: it was made with {found}{hint}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -1378,25 +1298,28 @@ NO_OPTIONS = RunOptions(quiet=True)
 Callback = Callable[[TrainState, bool], None]  # after a step: the state, and whether an epoch has ended
 
 
+@dataclasses.dataclass
 class Session:
     """The trainings of a run: resumed, saved after every epoch, and shown by a bar on a terminal, else by a line an
-    epoch. For each ``model, state`` of ``session.trainings(n_steps)``: ``train(…, callback=session.after_step)``.
-    ``names``: train only these models. ``callback`` is called after every step too, and before the first. A checkpoint
-    that cannot be written ends no training: ``state.unsaved`` says why."""
+    epoch. For each ``model, state`` of ``session.trainings(n_steps)``: ``train(…, callback=session.after_step)``. A
+    checkpoint that cannot be written ends no training: ``state.unsaved`` says why."""
 
-    def __init__(
-        self, experiment: str, config: Any, make_models: Callable[[Any], Mapping[str, Any]],
-        options: Any = NO_OPTIONS, names: Collection[str] | None = None, callback: Callback | None = None,
-    ) -> None:
-        self.experiment, self.config, self.options, self.callback = experiment, config, options, callback
-        self.models, self.n_steps, self.shown = make_models(config), 1, 0.0
-        self.states = {name: init_state(model, config) for name, model in self.models.items()}
-        path = options.checkpoint
-        if path and options.resume and path.exists() and path.stat().st_size:
-            saved, states = read_checkpoint(path, experiment, type(config), make_models)
-            require_resumable(path, saved, config)
+    experiment: str
+    config: Any
+    make_models: Callable[[Any], Mapping[str, Any]]
+    options: Any = NO_OPTIONS
+    names: Collection[str] | None = None  # train only these models
+    callback: Callback | None = None  # called after every step too, and before the first
+
+    def __post_init__(self) -> None:
+        self.models, self.n_steps, self.shown = self.make_models(self.config), 1, 0.0
+        self.states = {name: init_state(model, self.config) for name, model in self.models.items()}
+        path = self.options.checkpoint
+        if self.options.resume and is_there(path):
+            saved, states = read_checkpoint(path, self.experiment, type(self.config), self.make_models)
+            require_resumable(path, saved, self.config)
             self.states |= states
-        self.trained = {name: state for name, state in self.states.items() if names is None or name in names}
+        self.trained = {name: self.states[name] for name in self.states if self.names is None or name in self.names}
 
     def trainings(self, n_steps: Callable[[str], int]) -> Iterator[tuple[Any, TrainState]]:
         """The models that are to be trained, one after the other, with their states. ``n_steps(name)`` of each."""
@@ -1416,9 +1339,9 @@ class Session:
         found = "".join(f", {key.replace('_', ' ')} {value:.3f}" for key, value in latest.items())
         self.show(f"{state.name}: step {state.step:,} of {self.n_steps:,}{found}, {state.seconds:.1f} s", epoch_ended)
         if self.options.checkpoint and epoch_ended:
+            state.unsaved = ""
             try:
                 save_checkpoint(self.options.checkpoint, self.experiment, self.config, self.states.values())
-                state.unsaved = ""
             except UserError as error:
                 print_message(f"warning: {error}; the training goes on")
                 state.unsaved = str(error)
@@ -1457,43 +1380,32 @@ def report(result: dict[str, Any], table: str, options: Any, states: Mapping[str
         raise UserError(unsaved[-1])
 
 
-class Terminated(KeyboardInterrupt):
-    """SIGTERM came."""
-
-
 def script(main: Callable[[Sequence[str]], None]) -> Callable[..., int]:
     """Makes of a script's ``main(argv)`` one that returns the exit status: 0; 1 with one line on stderr for what the
     person at the keyboard can put right, 2 where that is the command line; 130 after Ctrl-C, 143 after SIGTERM. A
-    closed pipe is no error. Called without ``argv``, it takes no flags. Handlers and streams stay as they were."""
+    closed pipe is no error. Called without ``argv``, it takes no flags. The signal's handler stays as it was."""
 
     def terminate(*_: object) -> NoReturn:
-        raise Terminated
+        raise KeyboardInterrupt("terminated")
 
     @functools.wraps(main)
     def status(argv: Sequence[str] = ()) -> int:
         with contextlib.ExitStack() as stack:
             with contextlib.suppress(ValueError):  # outside of the main thread signals are not ours
                 stack.callback(signal.signal, signal.SIGTERM, signal.signal(signal.SIGTERM, terminate))
-            for stream in (sys.stdout, sys.stderr):
-                if isinstance(stream, io.TextIOWrapper):
-                    stack.callback(stream.reconfigure, errors=stream.errors)
-                    stream.reconfigure(errors="backslashreplace")  # odd bytes in a file's name
             try:
                 main(argv)
                 if sys.stdout is not None:
                     sys.stdout.flush()
             except KeyboardInterrupt as stopped:
-                print_message("terminated" if isinstance(stopped, Terminated) else "interrupted")
-                return 143 if isinstance(stopped, Terminated) else 130
+                print_message(str(stopped) or "interrupted")
+                return 143 if stopped.args else 130
             except argparse.ArgumentTypeError as error:
                 program = os.path.basename(sys.argv[0])
                 print_message(f"{program}: error: {one_line(error, 300)} (--help-all shows every flag)")
                 return 2
-            except MemoryError:
-                print_message("error: out of memory; try a smaller --batch-size or fewer examples")
-                return 1
-            except OSError as error:
-                if not isinstance(error, UserError):  # stdout is full or closed: Python would try again at its end
+            except (OSError, MemoryError) as error:
+                if getattr(error, "errno", None):  # stdout is full or closed: Python would try again at its end
                     with contextlib.suppress(OSError, ValueError, AttributeError):
                         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
                 if not isinstance(error, BrokenPipeError):
@@ -1540,7 +1452,7 @@ class CapsNetConfig(Settings):
     batch_size: int = setting(64, int_in(1, 4096), "Take each step on N images.", paper="128 in its published code")
     optimizer: str = setting("adam", ("adam", "muon"), "Optimizer. muon takes orthogonal steps of convolutions, digit"
         " capsules and a CNN's hidden layer, and leaves the rest to Adam; it needs fast/ beside the script.")
-    lr: float = setting(1e-2, float_in(0, 10, above=True),
+    lr: float = setting(1e-2, float_in(1e-9, 10),
         f"Learning rate. It rises for {WARMUP} steps and falls linearly to 0 at the end.",
         paper="0.001, and falls by 4 % every 2,000 steps")
     weight_decay: float = setting(0.1, float_in(0, 100), "A step shrinks every weight, but no bias, by lr * X.",
@@ -1635,7 +1547,7 @@ if not HAS_FAST:
 
 @dataclasses.dataclass(frozen=True)
 class Options(RunOptions):
-    models: tuple[str, ...] = setting(MODEL_NAMES, names_of(MODEL_NAMES), "Train only these.", usual=True)
+    models: tuple[str, ...] = setting(MODEL_NAMES, list_of(one_of(MODEL_NAMES)), "Train only these.", usual=True)
     threads: int = setting(default_threads(), int_in(1, 256), "Use N threads, which need fast/ beside the script; each"
         f" works on {LEAST_PART} images of a batch or more. The last bits of the numbers depend on N.",
         "one for each processor, at most 4; 1 without fast/")

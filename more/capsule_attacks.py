@@ -58,8 +58,9 @@ from smallnorb_novel_viewpoint import (
     float_in,
     generator,
     int_in,
+    list_of,
     model_metrics,
-    names_of,
+    one_of,
     parse,
     report,
     require_own_outputs,
@@ -67,8 +68,9 @@ from smallnorb_novel_viewpoint import (
     script,
     setting,
     softmax_cross_entropy,
+    text_of,
 )
-from support.experiment import list_of, redeclared
+from support.experiment import redeclared
 
 # Dimension letters
 #   B  images of a batch     N  images of a set     H, W  rows and columns of an image     C  channels     J  classes
@@ -109,7 +111,7 @@ class Config(Settings):
     cnn: str = redeclared(conv.Config, "cnn")
     dtype: str = redeclared(conv.Config, "dtype")
     plain: bool = redeclared(conv.Config, "plain")
-    epsilons: tuple[float, ...] = setting((0.02, 0.05, 0.1, 0.2), list_of(float_in(0, 1, above=True), rising=True),
+    epsilons: tuple[float, ...] = setting((0.02, 0.05, 0.1, 0.2), list_of(float_in(1e-9, 1)),
         "Move no pixel by more than X.", usual=True, free=True, group="attacks")
     n_attack: int = setting(200, int_in(1, 10**7), "Attack N test images, evenly spaced over the set.", usual=True,
         free=True)
@@ -126,6 +128,8 @@ class Config(Settings):
             raise SettingError("data_dir", "--dataset smallnorb needs the folder of the six official files")
         if self.dataset not in ("smallnorb", "mnist") and self.data_dir is not None:
             raise SettingError("data_dir", f"{self.dataset} has no files")
+        if list(self.epsilons) != sorted(set(self.epsilons)):
+            raise SettingError("epsilons", f"{text_of(self.epsilons)} does not rise")
         if len({f"{epsilon:g}" for epsilon in self.epsilons}) < len(self.epsilons):
             raise SettingError("epsilons", "two of them are the same to six digits")
         if self.network == "capsnet":
@@ -138,7 +142,8 @@ class Config(Settings):
 
 @dataclasses.dataclass(frozen=True)
 class Options(RunOptions):
-    models: tuple[str, ...] = setting(MODEL_NAMES, names_of(MODEL_NAMES), "Train and attack only these.", usual=True)
+    models: tuple[str, ...] = setting(MODEL_NAMES, list_of(one_of(MODEL_NAMES)), "Train and attack only these.",
+        usual=True)
     threads: int = redeclared(conv.Options, "threads")
 
 

@@ -69,8 +69,9 @@ from smallnorb_novel_viewpoint import (
     from_json,
     generator,
     int_in,
+    list_of,
     model_metrics,
-    names_of,
+    one_of,
     parse,
     permutation,
     print_message,
@@ -81,8 +82,9 @@ from smallnorb_novel_viewpoint import (
     result_document,
     script,
     setting,
+    text_of,
 )
-from support.experiment import PredictOptions, list_of, redeclared, require_alone, unfinished
+from support.experiment import PredictOptions, redeclared, require_alone, unfinished
 
 from smallnorb_novel_viewpoint import (  # isort: skip
     POSE_SIDE, Array, ConvCache, EMCache, Params, Viewpoints, VotesCache, capsules_loss, class_scores_backward,
@@ -138,11 +140,11 @@ class Config(Viewpoints):
     n_epochs: int = redeclared(smallnorb.Config, "n_epochs", shown="5")
     cnn_epochs: int = setting(None, int_in(1, 100_000), "The same for the CNN.", "10, or as --n-epochs")
     batch_size: int = setting(32, int_in(1, 4096), "Take each step on N images.")
-    lr: float = setting(0.015, float_in(0, 10, above=True), "Learning rate of the capsules. It falls to 0.")
-    cnn_lr: float = setting(1e-3, float_in(0, 10, above=True), "Learning rate of the CNN.")
+    lr: float = setting(0.015, float_in(1e-9, 10), "Learning rate of the capsules. It falls to 0.")
+    cnn_lr: float = setting(1e-3, float_in(1e-9, 10), "Learning rate of the CNN.")
     weight_decay: float = setting(0.0, float_in(0, 100),
         "A step shrinks the weights of convolutions, and of a CNN's dense layers, by lr * X.")
-    sizes: tuple[int, int, int, int] = setting((32, 4, 4, 8), list_of(int_in(1, 1024), 4), "Channels of conv1, and"
+    sizes: tuple[int, int, int, int] = setting((32, 4, 4, 8), list_of(int_in(1, 1024)), "Channels of conv1, and"
         " types of the primary capsules and of those of the two layers above.",
         paper="32,32,32,32, or 64,8,16,16 (section 4)", group="networks")
     em_iters: int = setting(2, int_in(1, 20), "Route in N iterations. For 3, also give --variance-floor 4 --lr 0.005:"
@@ -180,6 +182,8 @@ class Config(Viewpoints):
         return own
 
     def check(self) -> None:
+        if len(self.sizes) != 4:
+            raise SettingError("sizes", f"{text_of(self.sizes)} is not a list of 4 with commas between")
         for name, those in {"n_val": DIGIT_SETS, "n_val_objects": OBJECT_SETS}.items():
             if getattr(self, name) is not None and self.dataset not in those:
                 listed = f"{', '.join(those[:-1])} or {those[-1]}" if len(those) > 2 else " or ".join(those)
@@ -207,7 +211,7 @@ class Config(Viewpoints):
 
 @dataclasses.dataclass(frozen=True)
 class Options(PredictOptions):
-    models: tuple[str, ...] = setting(MODEL_NAMES, names_of(MODEL_NAMES), "Train only these.", usual=True)
+    models: tuple[str, ...] = setting(MODEL_NAMES, list_of(one_of(MODEL_NAMES)), "Train only these.", usual=True)
     threads: int = setting(default_threads(), int_in(1, 256), "Use N threads. No number depends on it.",
         shown="one for each processor, at most 4")
 

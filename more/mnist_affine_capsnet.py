@@ -75,9 +75,9 @@ from multimnist_capsnet import (
     float_in,
     generator,
     int_in,
-    names_of,
+    list_of,
+    one_of,
     parse,
-    permutation,
     report,
     require_finite,
     require_own_outputs,
@@ -86,6 +86,7 @@ from multimnist_capsnet import (
     setting,
     update,
 )
+from smallnorb_novel_viewpoint import permutation
 from support.experiment import redeclared
 
 # Dimension letters as in multimnist_capsnet.py:
@@ -122,7 +123,7 @@ class Config(CapsNetConfig):
     n_sweep: int = setting(2000, int_in(1, 10**6),
         "Test N digits at each angle from -90 to 90 degrees in steps of 5.")
     rotation: tuple[float, ...] = (15.0, 35.0)  # degrees, counter-clockwise: those of the article's listing and text
-    match_accuracy: float | None = setting(None, float_in(0, 1, above=True), "Stop each model as soon as it has the"
+    match_accuracy: float | None = setting(None, float_in(1e-9, 1), "Stop each model as soon as it has the"
         " accuracy X on the validation digits.", shown="train for all epochs")
     check_every: int = setting(500, int_in(1, 10**9),
         "Check every N steps whether a model has the --match-accuracy.")
@@ -135,7 +136,7 @@ class Config(CapsNetConfig):
 
 @dataclasses.dataclass(frozen=True)
 class Options(multimnist.Options):
-    models: tuple[str, ...] = setting(MODEL_NAMES, names_of(MODEL_NAMES), "Train only these.", usual=True)
+    models: tuple[str, ...] = setting(MODEL_NAMES, list_of(one_of(MODEL_NAMES)), "Train only these.", usual=True)
     affnist: Path | None = setting(None, INPUT,
         "Test on a published affNIST file (.mat) as well; needs --canvas 40.")
 

@@ -64,9 +64,10 @@ from smallnorb_novel_viewpoint import (
     count_params,
     generator,
     int_in,
+    list_of,
     model_metrics,
-    names_of,
     one_line,
+    one_of,
     parse,
     permutation,
     print_message,
@@ -134,7 +135,8 @@ class Config(Settings):
 
 @dataclasses.dataclass(frozen=True)
 class Options(PredictOptions):
-    models: tuple[str, ...] = setting(MODEL_NAMES, names_of(MODEL_NAMES), "Train these networks alone.", usual=True)
+    models: tuple[str, ...] = setting(MODEL_NAMES, list_of(one_of(MODEL_NAMES)), "Train these networks alone.",
+        usual=True)
     out: Path | None = setting(None, OUTPUT, "Write the answers of --predict to this file, as JSON if it ends"
         " in .json, else as CSV.", usual=True)
     threads: int = setting(default_threads(), int_in(1, 256), "Use N threads. No number depends on it.",
@@ -158,6 +160,12 @@ def resolved(config: Config, data: PictureSets) -> Config:
         config, image_size=side, n_epochs=config.n_epochs or max(1, min(30, round(MOST_SHOWN / n))),
         class_names=data.classes, grey_levels=data.levels, pictures=f"{zlib.crc32(data.train.images.tobytes()):08x}",
     )
+
+
+def printable(text: str) -> str:
+    """Without what stdout cannot show, such as odd bytes in a file's name."""
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    return text.encode(encoding, "backslashreplace").decode(encoding)
 
 
 def in_floats(images: Array) -> Array:
@@ -439,7 +447,7 @@ def main(argv: Sequence[str]) -> None:
         if options.out:
             write_answers(options.out, answers)
         if answers.paths:
-            print(format_answers(answers))
+            print(printable(format_answers(answers)))
         if n := len(answers.unreadable):
             why = one_line("; ".join(answers.unreadable), 2000)
             raise UserError(f"{n:,} picture{'s' * (n > 1)} cannot be read: {why}")
@@ -448,7 +456,7 @@ def main(argv: Sequence[str]) -> None:
         raise SettingError("data_dir", "name the folder of your pictures")
     require_own_outputs(EXPERIMENT, config, options)
     result, states = run(config, options, names=options.models)
-    report(result, format_result(result), options, states)
+    report(result, printable(format_result(result)), options, states)
 
 
 if __name__ == "__main__":

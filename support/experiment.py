@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import ast
 import dataclasses
-import functools
 import importlib
 import itertools
 import runpy
@@ -16,7 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from smallnorb_novel_viewpoint import (
-    INPUTS,
+    INPUT,
     Kind,
     RunOptions,
     SettingError,
@@ -27,9 +26,9 @@ from smallnorb_novel_viewpoint import (
     parse,
     print_message,
     read_checkpoint,
-    require_own,
     setting,
     settings_of,
+    write_file,
 )
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -47,18 +46,8 @@ def redeclared(config: Any, field: str, value: Any = dataclasses.MISSING, **chan
     return dataclasses.field(default=default, metadata={"it": settings_of(config)[field]._replace(**changed)})
 
 
-def list_of(kind: Kind, length: int | None = None, *, rising: bool = False) -> Kind:
-    """Values with commas between them."""
-    return Kind(functools.partial(values_in, kind, length, rising), "A,B")
-
-
-def values_in(kind: Kind, length: int | None, rising: bool, text: str) -> tuple[Any, ...]:
-    values = tuple(kind.convert(part) for part in text.split(","))
-    if length not in (None, len(values)):
-        raise UsageError(f"{text!r} is not a list of {length} with commas between")
-    if rising and list(values) != sorted(set(values)):
-        raise UsageError(f"{text} does not rise")
-    return values
+def paths_in(given: Sequence[Any]) -> tuple[Path, ...]:
+    return tuple(map(INPUT.convert, given))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,7 +55,7 @@ class PredictOptions(RunOptions):
     """Those of a script that also classifies images in files."""
 
     predict: tuple[Path, ...] = setting(
-        (), INPUTS, "Train nothing: classify images with the networks of --checkpoint.", usual=True
+        (), Kind(paths_in, "FILES"), "Train nothing: classify images with the networks of --checkpoint.", usual=True
     )
 
     def check(self) -> None:
@@ -108,15 +97,14 @@ def unfinished(
 
 def require_same(path: Path, saved: Any, asked: Any, given: Collection[str], free: Collection[str] = ()) -> None:
     """Raises UserError where a setting that is ``given`` differs from that of a checkpoint, and is not ``free``."""
-    own = {name for name, it in settings_of(saved).items() if it.free}
-    if found := difference(saved, asked, {*given} - own - {*free}):
+    if found := difference(saved, asked, {*given} - {*free}):
         raise UserError(f"{path} was made with {found}")
 
 
 def require_writable(*paths: Path) -> None:
     """Find out before the work that a file cannot be written there."""
     for path in paths:
-        require_own(path, lambda: True)
+        write_file(path, None)
 
 
 def with_progress(items: Sequence[Any], what: str, quiet: bool = False) -> Iterator[Any]:

@@ -41,7 +41,8 @@ from smallnorb_novel_viewpoint import (
     Settings,
     UserError,
     float_in,
-    names_of,
+    list_of,
+    one_of,
     parse,
     script,
     setting,
@@ -566,7 +567,7 @@ class FigureOptions(OutOptions):
 
 def choice_of_figures(*names: str) -> Any:
     """The flag --figures."""
-    return setting((), names_of(names), f"Draw these alone: {', '.join(names)}.", usual=True)
+    return setting((), list_of(one_of(names)), f"Draw these alone: {', '.join(names)}.", usual=True)
 
 
 def figure_script(

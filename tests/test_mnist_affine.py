@@ -15,7 +15,8 @@ from data.affnist_file import read_affnist
 from fast.workers import SERIAL
 from helpers import EXPERIMENTS, MNIST, digits_folder, failure, needs_mnist, strokes
 from more import mnist_affine_capsnet as m
-from multimnist_capsnet import init_state, permutation
+from multimnist_capsnet import init_state
+from smallnorb_novel_viewpoint import permutation
 
 Array = np.ndarray
 
