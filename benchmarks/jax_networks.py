@@ -14,9 +14,11 @@ import jax
 from jax import Array
 from jax import numpy as jnp
 
-import multimnist_capsnet as digits
-import smallnorb_novel_viewpoint as views
-from benchmarks import conv_matrix_capsules, multimnist, smallnorb
+import multimnist_capsnet as multimnist
+import smallnorb_novel_viewpoint as smallnorb
+from benchmarks import conv_matrix_capsules as conv_benchmark
+from benchmarks import multimnist as multimnist_benchmark
+from benchmarks import smallnorb as smallnorb_benchmark
 from benchmarks.measure import Step
 from fast import field_em
 from more import conv_matrix_capsules as conv
@@ -35,9 +37,9 @@ def cross_entropy(scores: Array, labels: Array) -> Array:
     return -jnp.take_along_axis(jax.nn.log_softmax(scores), labels[:, None], axis=1).mean()
 
 
-def smallnorb_loss(params: Params, x: Array, labels: Array, config: views.Config) -> Array:
+def smallnorb_loss(params: Params, x: Array, labels: Array, config: smallnorb.Config) -> Array:
     """x (B, 32, 32, C), labels (B,) -> mean cross-entropy."""
-    B, I, J, P = len(x), views.N_PRIMARY, views.N_CLASSES, views.POSE_SIDE
+    B, I, J, P = len(x), smallnorb.N_PRIMARY, smallnorb.N_CLASSES, smallnorb.POSE_SIDE
     hidden = jax.nn.relu(convolution(x, params["conv1.w"], params["conv1.b"], 2, 2)).reshape(B, -1)
     primary = hidden @ params["primary.w"] + params["primary.b"]
     pose, a_in = primary[:, : I * P * P].reshape(B, I, P, P), jax.nn.sigmoid(primary[:, I * P * P :])
@@ -45,7 +47,7 @@ def smallnorb_loss(params: Params, x: Array, labels: Array, config: views.Config
     r = jnp.full((B, I, J), 1 / J, votes.dtype)
     for t, inverse_temperature in enumerate(config.lambdas):
         ra = r * a_in[:, :, None]
-        mass = ra.sum(1) + views.MASS_FLOOR  # (B, J)
+        mass = ra.sum(1) + smallnorb.MASS_FLOOR  # (B, J)
         weight = (ra / mass[:, None])[..., None]
         mu = (weight * votes).sum(1)  # (B, J, D)
         square = (votes - mu[:, None]) ** 2
@@ -55,18 +57,18 @@ def smallnorb_loss(params: Params, x: Array, labels: Array, config: views.Config
         if t < len(config.lambdas) - 1:
             log_p = -0.5 * (square / sigma_sq[:, None]).sum(3) - 0.5 * log_det[:, None]
             r = jax.nn.softmax(jax.nn.log_sigmoid(z)[:, None] + log_p, 2)
-    scores = views.POSE_SCORE * (mu * mu).sum(2) + views.ACTIVATION_SCORE * (jax.nn.sigmoid(z) - 0.5)
+    scores = smallnorb.POSE_SCORE * (mu * mu).sum(2) + smallnorb.ACTIVATION_SCORE * (jax.nn.sigmoid(z) - 0.5)
     return cross_entropy(scores, labels)
 
 
 def squash(s: Array) -> Array:
-    q = (s * s).sum(-1, keepdims=True) + digits.SQUASH_EPS
+    q = (s * s).sum(-1, keepdims=True) + multimnist.SQUASH_EPS
     return s * jnp.sqrt(q) / (1 + q)
 
 
-def multimnist_loss(params: Params, images: Array, labels: Array, sources: Array, config: digits.Config) -> Array:
+def multimnist_loss(params: Params, images: Array, labels: Array, sources: Array, config: multimnist.Config) -> Array:
     """images (B, H, W), labels (B, L), sources (B, L, H, W) -> margin loss plus the weighted error of the pictures."""
-    B, P = len(images), digits.PRIMARY_SIZE
+    B, P = len(images), multimnist.PRIMARY_SIZE
     h1 = jax.nn.relu(convolution(images[..., None], params["conv1.w"], params["conv1.b"], 1))
     h2 = convolution(h1, params["primary.w"], params["primary.b"], 2)  # (B, side, side, T * P)
     u = squash(h2.reshape(B, -1, P))  # (B, I, P)
@@ -76,11 +78,11 @@ def multimnist_loss(params: Params, images: Array, labels: Array, sources: Array
         v = squash((jax.nn.softmax(b, 1)[..., None] * u_hat).sum(2))  # (B, J, D)
         if t < config.routing_iters - 1:
             b = b + (u_hat * v[:, :, None]).sum(3)
-    lengths = jnp.sqrt((v * v).sum(2) + digits.SQUASH_EPS)
+    lengths = jnp.sqrt((v * v).sum(2) + multimnist.SQUASH_EPS)
     chosen = jax.nn.one_hot(labels, lengths.shape[1], dtype=v.dtype)  # (B, L, J)
     positive = chosen.sum(1)
-    shortfall, excess = jax.nn.relu(digits.PRESENT - lengths), jax.nn.relu(lengths - digits.ABSENT)
-    margin = positive * shortfall**2 + digits.ABSENT_WEIGHT * (1 - positive) * excess**2
+    shortfall, excess = jax.nn.relu(multimnist.PRESENT - lengths), jax.nn.relu(lengths - multimnist.ABSENT)
+    margin = positive * shortfall**2 + multimnist.ABSENT_WEIGHT * (1 - positive) * excess**2
     x = (chosen[..., None] * v[:, None]).reshape(B, labels.shape[1], -1)
     for k in (1, 2, 3):
         x = x @ params[f"decoder{k}.w"] + params[f"decoder{k}.b"]
@@ -109,7 +111,7 @@ def field_routing(
     mass_unit = fields.n_covered * I / (L * J)
     for t in range(config.em_iters):
         ra = r * a
-        mass = ra.sum(2) + views.MASS_FLOOR  # (B, L, J)
+        mass = ra.sum(2) + smallnorb.MASS_FLOOR  # (B, L, J)
         weight = ra / mass[:, :, None]
         mu = jnp.einsum("blcj,blcjd->bljd", weight, votes)
         square = (votes - mu[:, :, None]) ** 2
@@ -139,14 +141,14 @@ def matrix_capsules_loss(params: Params, x: Array, labels: Array, config: conv.C
         pose, a = field_routing(pose, a, params, name, config, conv.CAPS_KERNEL, stride)
     offset = conv.coordinates(config.image_size, config.dtype)
     mu, a = field_routing(pose, a, params, "class", config, len(offset), 1, offset)
-    scores = views.POSE_SCORE * (mu * mu).sum((4, 5)) + views.ACTIVATION_SCORE * (a - 0.5)  # (B, 1, 1, E)
+    scores = smallnorb.POSE_SCORE * (mu * mu).sum((4, 5)) + smallnorb.ACTIVATION_SCORE * (a - 0.5)  # (B, 1, 1, E)
     return cross_entropy(scores[:, 0, 0], labels)
 
 
 NETWORKS: dict[str, tuple[Any, Callable[..., Array]]] = {
-    "smallnorb": (smallnorb, smallnorb_loss),
-    "multimnist": (multimnist, multimnist_loss),
-    "matrix_capsules": (conv_matrix_capsules, matrix_capsules_loss),
+    "smallnorb": (smallnorb_benchmark, smallnorb_loss),
+    "multimnist": (multimnist_benchmark, multimnist_loss),
+    "matrix_capsules": (conv_benchmark, matrix_capsules_loss),
 }
 
 

@@ -30,8 +30,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy import ndimage
 
-import multimnist_capsnet as digits
-import smallnorb_novel_viewpoint as viewpoint
+import multimnist_capsnet as multimnist
+import smallnorb_novel_viewpoint as smallnorb
 from fast.workers import Workers, default_threads
 from smallnorb_novel_viewpoint import (
     FOLDER,
@@ -148,30 +148,30 @@ def shape_measures(pictures: Array) -> dict[str, Array]:
     }
 
 
-def class_capsules(config: Any, params: Params, test: digits.Batch, label: int) -> Array:
+def class_capsules(config: Any, params: Params, test: multimnist.Batch, label: int) -> Array:
     """Capsules (n, D) of a class, from the first test composites that hold its digit."""
     chosen = np.flatnonzero((test.labels == label).any(axis=1))[:N_CAPSULES]
     if not len(chosen):
         raise UserError(f"the test composites hold no {label}: take a checkpoint with a larger --n-test")
-    _, cache = digits.capsnet_forward(params, test.images[chosen], config)
+    _, cache = multimnist.capsnet_forward(params, test.images[chosen], config)
     return cache.v[:, label]
 
 
 def pictures_of(params: Params, capsules: Array, label: int) -> Array:
     """Capsules (n, D) of a class -> what the decoder draws of them, (n, H, W)."""
-    v = np.zeros((len(capsules), digits.N_CLASSES, capsules.shape[1]), capsules.dtype)
+    v = np.zeros((len(capsules), multimnist.N_CLASSES, capsules.shape[1]), capsules.dtype)
     v[:, label] = capsules
-    return digits.reconstruct(params, v, np.full((len(capsules), 1), label))[:, 0]
+    return multimnist.reconstruct(params, v, np.full((len(capsules), 1), label))[:, 0]
 
 
-def dimension_names(config: Any, params: Params, test: digits.Batch) -> list[list[dict[str, Any]]]:
+def dimension_names(config: Any, params: Params, test: multimnist.Batch) -> list[list[dict[str, Any]]]:
     """For each class and dimension, the measure that it changes most and by how much.
 
     ``effect``: change of the measure from -0.25 to +0.25, mean over capsules of test digits, in standard deviations of
     the measure over these digits. A dimension whose largest effect is below 0.5 has no name.
     """
     names = []
-    for label in range(digits.N_CLASSES):
+    for label in range(multimnist.N_CLASSES):
         capsules = class_capsules(config, params, test, label)
         n, D = capsules.shape
         spread = {key: values.std() for key, values in shape_measures(pictures_of(params, capsules, label)).items()}
@@ -207,15 +207,15 @@ def evidence(config: Any, params: Params, images: Array, explains: float, worker
     """Images (N, H, W). A second digit is found where its share is at least ``explains``."""
 
     def work(start: int) -> Array:
-        x = images[start : start + digits.EVALUATION_BATCH]
-        lengths, cache = digits.capsnet_forward(params, x, config)
-        drawn = digits.reconstruct(params, cache.v, digits.top_labels(lengths, 2))  # (n, 2, H, W)
+        x = images[start : start + multimnist.EVALUATION_BATCH]
+        lengths, cache = multimnist.capsnet_forward(params, x, config)
+        drawn = multimnist.reconstruct(params, cache.v, multimnist.top_labels(lengths, 2))  # (n, 2, H, W)
         first, both = (np.square(x - picture).sum(axis=(1, 2)) for picture in (drawn[:, 0], drawn.max(axis=1)))
         shares = 1 - both / first
         explained = 1 - np.where(shares >= explains, both, first) / np.square(x).sum(axis=(1, 2))
         return np.stack([lengths.max(axis=1), shares, explained, shape_measures(x)["stroke width"]])
 
-    parts = workers.map(work, range(0, len(images), digits.EVALUATION_BATCH))
+    parts = workers.map(work, range(0, len(images), multimnist.EVALUATION_BATCH))
     return Evidence(*np.concatenate(list(parts), axis=1))
 
 
@@ -230,7 +230,7 @@ def n_found(rule: Mapping[str, float], seen: Evidence) -> Array:
     return np.where(is_digit, 1 + (seen.shares >= rule["explains"]), 0)
 
 
-def one_or_two(config: Any, params: Params, data: digits.Data, workers: Workers) -> dict[str, float]:
+def one_or_two(config: Any, params: Params, data: multimnist.Data, workers: Workers) -> dict[str, float]:
     """The page's rule, chosen on composites of training digits and on these digits alone, and how often it is right.
 
     ``explains`` errs equally often on both. Of both together, one in a hundred has a shorter longest capsule than
@@ -293,28 +293,28 @@ def tray(is_right: Mapping[str, Array]) -> Array:
     return np.stack([indices[:n] for indices in alone], axis=1).ravel()
 
 
-def digits_part(config: Any, states: Mapping[str, Any], data: digits.Data, threads: int) -> Part:
+def digits_part(config: Any, states: Mapping[str, Any], data: multimnist.Data, threads: int) -> Part:
     """The capsule network and the CNN with pooling of multimnist_capsnet.py, test composites and the names of the
     capsules' dimensions."""
-    models, rows, scores = digits.make_models(config), [], {}
+    models, rows, scores = multimnist.make_models(config), [], {}
     params = {name: rounded(states[name].params) for name in DIGIT_MODELS}
     metrics = {"set_accuracy": "both digits right", "digit_accuracy": "digits right"}
-    even = digits.capsnet_model(dataclasses.replace(config, routing_iters=1))  # the first couplings are all 1 / J
+    even = multimnist.capsnet_model(dataclasses.replace(config, routing_iters=1))  # the first couplings are all 1 / J
     with Workers(threads) as workers:
         for name in DIGIT_MODELS:
             before, after = (
-                digits.evaluate(models[name], p, data.test, workers) for p in (states[name].params, params[name])
+                multimnist.evaluate(models[name], p, data.test, workers) for p in (states[name].params, params[name])
             )
             rows += [{"model": name, "metric": key, "title": title, "before": before[key], "after": after[key]}
                      for key, title in metrics.items()]
-            scores[name], _ = digits.assess(models[name], params[name], data.test, workers)
-        even_accuracy = digits.evaluate(even, params["capsnet"], data.test, workers)["set_accuracy"]
+            scores[name], _ = multimnist.assess(models[name], params[name], data.test, workers)
+        even_accuracy = multimnist.evaluate(even, params["capsnet"], data.test, workers)["set_accuracy"]
         pairs = np.sort(data.test.labels)
-        is_right = {name: (np.sort(digits.top_labels(s, 2)) == pairs).all(axis=1) for name, s in scores.items()}
+        is_right = {name: (np.sort(multimnist.top_labels(s, 2)) == pairs).all(axis=1) for name, s in scores.items()}
         naming = one_or_two(config, params["capsnet"], data, workers)
     in_tray = tray(is_right)
     studied = dataclasses.replace(config, dataset="auto")  # as in the results: any
-    composites = RESULTS / digits.EXPERIMENT / f"composites_{config.n_train * config.n_epochs}.json"
+    composites = RESULTS / multimnist.EXPERIMENT / f"composites_{config.n_train * config.n_epochs}.json"
     about = {
         "run": run_of(config, data.name),
         "study": study(composites, studied, DIGIT_MODELS, "set_accuracy") if data.name == "mnist" else None,
@@ -324,12 +324,12 @@ def digits_part(config: Any, states: Mapping[str, Any], data: digits.Data, threa
         "naming": naming,
         "config": {
             "imageSize": config.image_size,
-            "kernel": digits.KERNEL,
+            "kernel": multimnist.KERNEL,
             "side": config.primary_side,
             "types": config.primary_types,
-            "primarySize": digits.PRIMARY_SIZE,
-            "classes": digits.N_CLASSES,
-            "capsuleSize": digits.CAPSULE_SIZE,
+            "primarySize": multimnist.PRIMARY_SIZE,
+            "classes": multimnist.N_CLASSES,
+            "capsuleSize": multimnist.CAPSULE_SIZE,
             "iterations": config.routing_iters,
         },
         "nExamples": N_EXAMPLES,
@@ -349,12 +349,12 @@ def opening(config: Any, params: Mapping[str, Params]) -> dict[str, int]:
     """
     low, high = config.test_azimuths
     azimuths = np.array([azimuth for azimuth in range(0, 360, RING_STEP) if low <= azimuth <= high])
-    models, objects, found = viewpoint.make_models(config), viewpoint.points_of(config), []
-    for label in range(viewpoint.N_CLASSES):
+    models, objects, found = smallnorb.make_models(config), smallnorb.points_of(config), []
+    for label in range(smallnorb.N_CLASSES):
         for elevation in range(math.ceil(config.test_elevations[0]), math.floor(config.test_elevations[1]) + 1, 10):
             labels, elevations = np.full(len(azimuths), label), np.full(len(azimuths), elevation)
-            images = viewpoint.render_voxels(labels, azimuths, elevations, None, objects)
-            images = viewpoint.standardized(images) if config.standardize == "image" else images
+            images = smallnorb.render_voxels(labels, azimuths, elevations, None, objects)
+            images = smallnorb.standardized(images) if config.standardize == "image" else images
             scores = [models[name].forward(params[name], images)[0] for name in VIEW_MODELS]
             better, other = (s.argmax(axis=1) == label for s in scores)
             if other.sum() > better.sum():
@@ -367,18 +367,18 @@ def opening(config: Any, params: Mapping[str, Params]) -> dict[str, int]:
 
 def viewpoint_part(config: Any, states: Mapping[str, Any]) -> Part:
     """The matrix capsules and the CNN with as many parameters of smallnorb_novel_viewpoint.py, and the objects."""
-    data, models = viewpoint.make_data(config), viewpoint.make_models(config)
+    data, models = smallnorb.make_data(config), smallnorb.make_models(config)
     names = {"familiar_accuracy": "viewpoints of the training range", "held_out_accuracy": "held-out viewpoints"}
     rows: list[dict[str, Any]] = []
     tensors: Params = {}
     for name in VIEW_MODELS:
         params = states[name].params
-        before, after = (viewpoint.evaluate(models[name], p, data) for p in (params, rounded(params)))
+        before, after = (smallnorb.evaluate(models[name], p, data) for p in (params, rounded(params)))
         rows += [{"model": name, "metric": key, "title": title, "before": before[key], "after": after[key]}
                  for key, title in names.items()]
         tensors |= {f"{name}.{key}": w for key, w in params.items()}
-    points, mask = viewpoint.points_of(config)
-    shapes = RESULTS / viewpoint.EXPERIMENT / f"shapes_{config.held_out_angle}s.json"
+    points, mask = smallnorb.points_of(config)
+    shapes = RESULTS / smallnorb.EXPERIMENT / f"shapes_{config.held_out_angle}s.json"
     about = {
         "run": run_of(config, config.dataset),
         "study": study(shapes, config, VIEW_MODELS, "held_out_accuracy") if config.dataset == "shapes" else None,
@@ -392,10 +392,10 @@ def viewpoint_part(config: Any, states: Mapping[str, Any]) -> Part:
         "classes": config.classes,
         "objects": [np.round(p[m > 0], 6).tolist() for p, m in zip(points, mask, strict=True)],
         "config": {
-            "imageSize": viewpoint.IMAGE_SIZE,
-            "kernel": viewpoint.CONV_KERNEL,
-            "primaries": viewpoint.N_PRIMARY,
-            "classes": viewpoint.N_CLASSES,
+            "imageSize": smallnorb.IMAGE_SIZE,
+            "kernel": smallnorb.CONV_KERNEL,
+            "primaries": smallnorb.N_PRIMARY,
+            "classes": smallnorb.N_CLASSES,
             "lambdas": config.lambdas,
             "varianceFloor": config.variance_floor,
             "standardize": config.standardize == "image",
@@ -469,11 +469,11 @@ def measured_again(about: Mapping[str, Any], weights: str, data_dir: Path | None
         fields = {key: value for key, value in about[part]["run"]["config"].items() if key in known}
         return experiment.Config(**{key: tuple(v) if isinstance(v, list) else v for key, v in fields.items()})
 
-    config = dataclasses.replace(config_of(digits, "digits"), data_dir=data_dir)
-    data = digits.make_data(dataclasses.replace(config, n_val=None))
+    config = dataclasses.replace(config_of(multimnist, "digits"), data_dir=data_dir)
+    data = multimnist.make_data(dataclasses.replace(config, n_val=None))
     parts = {
         "viewpoint": viewpoint_part(
-            config_of(viewpoint, "viewpoint"), {name: without(f"{name}.", params["viewpoint"]) for name in VIEW_MODELS}
+            config_of(smallnorb, "viewpoint"), {name: without(f"{name}.", params["viewpoint"]) for name in VIEW_MODELS}
         ),
         "digits": digits_part(
             config, {"capsnet": without("", capsnet), "cnn_pool": without("pool.", pool)}, data, threads
@@ -490,26 +490,26 @@ def measured_again(about: Mapping[str, Any], weights: str, data_dir: Path | None
 
 def load_digits(path: Path | None, data_dir: Path | None, threads: int) -> Part:
     """Load the checkpoint, or train."""
-    asked, given = digits.Config(data_dir=data_dir), ({"data_dir"} if data_dir else set())
-    config, states = load_finished(digits, path, asked, given, required=DIGIT_MODELS)
+    asked, given = multimnist.Config(data_dir=data_dir), ({"data_dir"} if data_dir else set())
+    config, states = load_finished(multimnist, path, asked, given, required=DIGIT_MODELS)
     # The page shows test digits, not validation ones.
-    data = digits.make_data(dataclasses.replace(config, n_val=None))
-    config = digits.resolve_auto(config, data)
+    data = multimnist.make_data(dataclasses.replace(config, n_val=None))
+    config = multimnist.resolve_auto(config, data)
     if not states:
-        print_message(f"{digits.EXPERIMENT}: no --multimnist, so two networks are trained first: 2 to 6 minutes")
-        states = digits.train_all(config, data, RunOptions(threads=threads), names=DIGIT_MODELS)
+        print_message(f"{multimnist.EXPERIMENT}: no --multimnist, so two networks are trained first: 2 to 6 minutes")
+        states = multimnist.train_all(config, data, RunOptions(threads=threads), names=DIGIT_MODELS)
     return digits_part(config, states, data, threads)
 
 
 def load_viewpoint(path: Path | None) -> Part:
     """Load the checkpoint, or train."""
-    asked = viewpoint.Config(dataset="shapes")
-    config, states = load_finished(viewpoint, path, asked, (), required=VIEW_MODELS)
+    asked = smallnorb.Config(dataset="shapes")
+    config, states = load_finished(smallnorb, path, asked, (), required=VIEW_MODELS)
     if not config.is_rendered:
         raise UserError(f"{path} was trained on {config.dataset}, whose networks the page does not compute")
     if not states:
-        print_message(f"{viewpoint.EXPERIMENT}: no --viewpoint, so its networks are trained first: some seconds")
-        states = viewpoint.train_all(config, viewpoint.make_data(config), names=VIEW_MODELS)
+        print_message(f"{smallnorb.EXPERIMENT}: no --viewpoint, so its networks are trained first: some seconds")
+        states = smallnorb.train_all(config, smallnorb.make_data(config), names=VIEW_MODELS)
     return viewpoint_part(config, states)
 
 
@@ -518,9 +518,9 @@ def load_viewpoint(path: Path | None) -> Part:
 
 @dataclasses.dataclass(frozen=True)
 class Config(Settings):
-    multimnist: Path | None = setting(None, INPUT, f"Checkpoint of {digits.EXPERIMENT}.py. Without it, its CapsNet"
+    multimnist: Path | None = setting(None, INPUT, f"Checkpoint of {multimnist.EXPERIMENT}.py. Without it, its CapsNet"
         " and its CNN with pooling are trained first.", usual=True)
-    viewpoint: Path | None = setting(None, INPUT, f"Checkpoint of {viewpoint.EXPERIMENT}.py, of voxels or shapes."
+    viewpoint: Path | None = setting(None, INPUT, f"Checkpoint of {smallnorb.EXPERIMENT}.py, of voxels or shapes."
         " Without it, its capsules and its CNN of equal size are trained on shapes first.", usual=True)
     data_dir: Path | None = setting(None, FOLDER, "Folder of the four MNIST files.", usual=True,
         shown="the checkpoint's, else the cache")
@@ -556,7 +556,7 @@ def main(argv: Sequence[str]) -> None:
         print(write_if_changed(options.out, page_of(about, weights)))
         return
     if config.multimnist:
-        load_checkpoint(digits, config.multimnist)  # so that a wrong one is found before the other is trained
+        load_checkpoint(multimnist, config.multimnist)  # so that a wrong one is found before the other is trained
     parts = {
         "viewpoint": load_viewpoint(config.viewpoint),
         "digits": load_digits(config.multimnist, config.data_dir, default_threads()),
