@@ -574,7 +574,7 @@ def cnn_assess(params: Params, batch: Batch, net: CNN) -> tuple[Array, float]:
     return cnn_forward(params, batch.images, net)[0], math.nan
 
 
-class Model(NamedTuple):
+class Network(NamedTuple):
     """A network as the training loop sees it."""
 
     name: str
@@ -583,17 +583,17 @@ class Model(NamedTuple):
     assess: Callable[..., tuple[Array, float]]  # params, batch -> scores (B, J), squared error of reconstruction
 
 
-def capsnet_model(config: CapsNetConfig, parts: Parts | None = None) -> Model:
-    return Model(
+def capsnet_model(config: CapsNetConfig, parts: Parts | None = None) -> Network:
+    return Network(
         "capsnet", functools.partial(capsnet_init, config=config),
         functools.partial(capsnet_loss_and_grads, config=config, parts=parts),
         functools.partial(capsnet_assess, config=config, parts=parts),
     )
 
 
-def cnn_model(name: str, config: CapsNetConfig, net: CNN) -> Model:
+def cnn_model(name: str, config: CapsNetConfig, net: CNN) -> Network:
     init = functools.partial(cnn_init, config=config, net=net)
-    return Model(
+    return Network(
         name, init, functools.partial(cnn_loss_and_grads, net=net), functools.partial(cnn_assess, net=net)
     )
 
@@ -609,7 +609,7 @@ def with_parameters(net: CNN, n_params: int, config: CapsNetConfig) -> CNN:
 BIAS = 0.01
 
 
-def make_models(config: CapsNetConfig, cnn_loss: Loss = sigmoid_cross_entropy) -> dict[str, Model]:
+def make_models(config: CapsNetConfig, cnn_loss: Loss = sigmoid_cross_entropy) -> dict[str, Network]:
     """The capsule network and its two baselines, by name, in the order of the result table."""
     models = {"capsnet": capsnet_model(config)}
     n_params = count_params(models["capsnet"].init_params(np.random.default_rng(0)))
@@ -1570,7 +1570,7 @@ def top_labels(scores: Array, n_labels: int) -> Array:
 EVALUATION_BATCH = 32  # images that a thread classifies at a time
 
 
-def assess(model: Model, params: Params, batch: Batch, workers: Workers) -> tuple[Array, float]:
+def assess(model: Network, params: Params, batch: Batch, workers: Workers) -> tuple[Array, float]:
     """Scores (N, J), and the squared error of all reconstructions from the true digits' capsules, NaN where a model has
     none."""
 
@@ -1583,7 +1583,7 @@ def assess(model: Model, params: Params, batch: Batch, workers: Workers) -> tupl
     return np.concatenate(scores), sum(errors)
 
 
-def evaluate(model: Model, params: Params, batch: Batch, workers: Workers) -> dict[str, float]:
+def evaluate(model: Network, params: Params, batch: Batch, workers: Workers) -> dict[str, float]:
     """Test metrics. ``set_accuracy``: fraction of images whose two digits have the two highest scores;
     ``soft_accuracy``: fraction in which at least one of them is among these; ``digit_accuracy``: fraction of all digits
     that are. ``recon_mse``: mean squared error of a pixel in reconstructions from the true digits' capsules."""
@@ -1611,7 +1611,7 @@ def update(state: TrainState, grads: list[Params], lr: float, config: CapsNetCon
         optimizers.adamw_step(state, grads, lr, config.weight_decay, decayed, workers)
 
 
-def train(model: Model, config: Config, data: Data, state: TrainState, workers: Workers, callback: Callback) -> None:
+def train(model: Network, config: Config, data: Data, state: TrainState, workers: Workers, callback: Callback) -> None:
     """Train ``state`` in place to ``config.n_epochs``, from the middle of an epoch too. Raises UserError where the loss
     stops being finite."""
     while state.step < config.n_steps:

@@ -223,11 +223,11 @@ def m_step_forward(votes: Votes, r: Array, a_in: Array, layer: Layer) -> MStep:
 
 
 def m_step_backward(
-    dmu: Array, dsigma_sq: Array, dlog_a: Array, votes: Votes, step: MStep, layer: Layer, policy: str
+    dmu: Array, dsigma_sq: Array, dlog_a: Array, votes: Votes, step: MStep, layer: Layer, em_grad: str
 ) -> tuple[Array, Array, Array, VotesGradient]:
     """dmu and dsigma_sq (L, J, D), dlog_a (L, J) -> dra (L, J, M), dbeta_a and dbeta_v (J,), dvotes; ra = r a_in.
 
-    policy "stop": assignments, mass, and the mean inside sigma_sq are constants.
+    em_grad "stop": assignments, mass, and the mean inside sigma_sq are constants.
     """
     _, weight, mass, mean, sigma_sq, log_det, a, _ = step
     D = dmu.shape[2]
@@ -240,7 +240,7 @@ def m_step_backward(
     dbeta_v = D * (dmass_cost * mass).sum(axis=0)
     dsigma_sq = dsigma_sq + (0.5 * dmass_cost * mass)[..., None] / sigma_sq  # (L, J, D)
     # sigma_sq = sum_m weight (V - mu)^2 + floor; its derivative by mu is -2 sum_m weight (V - mu) = -2 deficit mu
-    if policy == "exact":
+    if em_grad == "exact":
         dmu = dmu - 2 * dsigma_sq * (MASS_FLOOR / mass)[..., None] * (mean + votes.shift)
     # mu = sum_m weight V; sigma_sq as above, with V - mu = v - mean: dV = weight (dmu + 2 dsigma_sq (v - mean)), and
     # dweight_m = sum_d dmu V + dsigma_sq (v - mean)^2, first without the terms that are the same for all m
@@ -248,7 +248,7 @@ def m_step_backward(
     dweight = (votes.v @ constant[..., None])[..., 0]  # (L, J, M)
     dweight += (votes.v_sq @ dsigma_sq[..., None])[..., 0]
     dvotes = VotesGradient(weight, constant, 2 * dsigma_sq)
-    if policy == "stop":
+    if em_grad == "stop":
         dweight += (dsigma_sq * mean * mean + dmu * votes.shift).sum(axis=2)[..., None]
         return dweight / mass[..., None], dbeta_a, dbeta_v, dvotes
     # weight = ra / mass; mass = sum_m ra: the quotient rule subtracts sum_m weight dweight, which is
@@ -332,7 +332,7 @@ def field_routing_forward(
 
 
 def field_routing_backward(
-    dmu: Array, da: Array, cache: RoutingCache, policy: str
+    dmu: Array, da: Array, cache: RoutingCache, em_grad: str
 ) -> tuple[Array, Array, Array, Array, Array]:
     """See conv_matrix_capsules.py."""
     pose, a_in, kron, offset, layer, shift, steps = cache
@@ -346,13 +346,13 @@ def field_routing_backward(
     for t in reversed(range(len(steps))):
         # M-step
         dra, dbeta_a_step, dbeta_v_step, dvotes = m_step_backward(
-            dmu, dsigma_sq, dlog_a, votes, steps[t], layer, policy
+            dmu, dsigma_sq, dlog_a, votes, steps[t], layer, em_grad
         )
         terms.append(dvotes)
         dbeta_a += dbeta_a_step
         dbeta_v += dbeta_v_step
         da_fields += (dra * steps[t].r).sum(axis=1)
-        if t == 0 or policy == "stop":  # the first assignments are constants
+        if t == 0 or em_grad == "stop":  # the first assignments are constants
             break
         # E-step
         dr = dra * a_in[:, None]

@@ -45,7 +45,7 @@ from more import attacks
 from more import conv_matrix_capsules as conv
 from more import mnist_affine_capsnet as affine
 from more.attacks import MARGIN, by_image, margin_loss, of_log_odds
-from more.conv_matrix_capsules import Data, Model, of_model, steps_per_epoch
+from more.conv_matrix_capsules import Data, Network, of_model, steps_per_epoch
 from smallnorb_novel_viewpoint import (
     FOLDER,
     NO_OPTIONS,
@@ -214,7 +214,7 @@ def train_all(
     return session.trained
 
 
-def voting(config: conv.Config) -> Model:
+def voting(config: conv.Config) -> Network:
     """Matrix capsules whose class capsules have even assignments: the mean of all votes."""
     forward, backward, parameters = conv.PLAIN if config.plain else conv.FAST
 

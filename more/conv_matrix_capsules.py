@@ -89,8 +89,7 @@ from support.experiment import PredictOptions, redeclared, require_alone, unfini
 from smallnorb_novel_viewpoint import (  # isort: skip
     POSE_SIDE, Array, ConvCache, EMCache, Params, Viewpoints, VotesCache, capsules_loss, class_scores_backward,
     class_scores_forward, conv2d_backward, conv2d_forward, em_routing_backward, em_routing_forward, gaussian,
-    relu_backward, relu_forward, sigmoid_backward, sigmoid_forward, softmax_cross_entropy, votes_backward,
-    votes_forward,
+    relu_backward, relu_forward, sigmoid_backward, sigmoid_forward, votes_backward, votes_forward,
 )
 
 # Dimension letters
@@ -388,17 +387,18 @@ def field_routing_forward(
     return mu.reshape(*shape, P, P), a.reshape(shape), cache
 
 
-def field_routing_backward(dmu: Array, da: Array, cache: FieldRoutingCache, policy: str) -> tuple[Array, ...]:
+def field_routing_backward(dmu: Array, da: Array, cache: FieldRoutingCache, em_grad: str) -> tuple[Array, ...]:
     """dmu (B, Ho, Wo, J, P, P), da (B, Ho, Wo, J) -> dpose, da_in, dw, dbeta_a, dbeta_v, of the inputs' shapes, and the
     gradients of what other parameters ``vote`` has.
 
-    policy "exact": the gradient of what the forward pass computes, through every iteration.
-    policy "stop": that of the last M-step alone, with r, the mass, and the mean inside sigma_sq held constant.
+    em_grad "exact": the gradient of what the forward pass computes, through every iteration.
+    em_grad "stop": that of the last M-step alone, with r, the mass, and the mean inside sigma_sq held constant.
     """
     fields, I, shared, vote, votes_cache, mass_unit, em = cache
     (B, Ho, Wo, J, P, _), k = dmu.shape, fields.k
     # mu, a = em_routing(votes, a_fields, mass_unit beta_a, beta_v)
-    dvotes, da_fields, dbeta_a, dbeta_v = em_routing_backward(dmu.reshape(-1, J, P * P), da.reshape(-1, J), em, policy)
+    routed = em_routing_backward(dmu.reshape(-1, J, P * P), da.reshape(-1, J), em, em_grad)
+    dvotes, da_fields, dbeta_a, dbeta_v = routed
     # votes = poses @ w_fields + offset
     dposes, dw_fields, *more = vote.backward(dvotes, votes_cache)
     dw = dw_fields.reshape(k, k, I, J, P, P)
@@ -575,29 +575,29 @@ def nearest_channels(config: Config, n_params: int) -> int:
 # --- The models as the training loop sees them ------------------------------------------------------------------------
 
 
-class Model(NamedTuple):
+class Network(NamedTuple):
     name: str
-    init_params: Callable[[np.random.Generator], Params]
-    forward: Callable[..., tuple[Array, Any]]  # params, x, dropout=None -> scores (B, E), cache
+    init_params: Callable[..., Params]  # rng
+    forward: Callable[..., tuple[Array, Any]]  # params, x -> scores (B, E), cache; the CNN's also takes dropout
     backward: Callable[..., tuple[Params, Any]]  # dscores, cache, need_dx=False -> grads, dx
     loss: Callable[[Array, Array, float], tuple[float, Array]]  # scores, labels, progress -> mean loss, dscores
     part_size: int = PART  # number of images in a part of a training batch
 
 
-def make_capsules(config: Config, routing: Routing | None = None) -> Model:
+def make_capsules(config: Config, routing: Routing | None = None) -> Network:
     """``routing``: another pair than that of the configuration."""
     pair = routing or (PLAIN if config.plain else FAST)
-    return Model(
+    return Network(
         "capsules",
-        lambda rng: conv_capsnet_init(rng, config),
-        lambda params, x, dropout=None: conv_capsnet_forward(params, x, config, pair),
-        lambda dscores, cache, need_dx=False: conv_capsnet_backward(dscores, cache, config, pair, need_dx),
+        functools.partial(conv_capsnet_init, config=config),
+        functools.partial(conv_capsnet_forward, config=config, routing=pair),
+        functools.partial(conv_capsnet_backward, config=config, routing=pair),
         functools.partial(capsules_loss, config.loss),
         part_size(config),
     )
 
 
-def make_models(config: Config) -> dict[str, Model]:
+def make_models(config: Config) -> dict[str, Network]:
     """The capsule network and its baseline, by name, in the order of the result table."""
     capsules = make_capsules(config)
     if config.cnn == "paper":
@@ -605,12 +605,12 @@ def make_models(config: Config) -> dict[str, Model]:
     else:
         n_params = count_params(capsules.init_params(np.random.default_rng(0)))
         net, size = grid_cnn(config, nearest_channels(config, n_params)), part_size(config)
-    cnn = Model(
+    cnn = Network(
         "cnn",
-        lambda rng: multimnist.cnn_init(rng, config, net),
-        lambda params, x, dropout=None: multimnist.cnn_forward(params, x, net, dropout),
-        lambda dscores, cache, need_dx=False: multimnist.cnn_backward(dscores, cache, net, need_dx),
-        lambda scores, labels, progress: softmax_cross_entropy(scores, labels),
+        functools.partial(multimnist.cnn_init, config=config, net=net),
+        functools.partial(multimnist.cnn_forward, net=net),
+        functools.partial(multimnist.cnn_backward, net=net),
+        functools.partial(capsules_loss, "cross-entropy"),
         size,
     )
     return {"capsules": capsules, "cnn": cnn}
@@ -631,18 +631,18 @@ def in_parts(work: Callable[[Array, Array], Array], examples: Examples, config: 
     return np.concatenate(workers.map(part, range(0, len(images), size)))
 
 
-def predict_scores(model: Model, params: Params, examples: Examples, config: Config, workers: Workers) -> Array:
+def predict_scores(model: Network, params: Params, examples: Examples, config: Config, workers: Workers) -> Array:
     """Class scores (N, E)."""
     return in_parts(lambda x, _: model.forward(params, x)[0], examples, config, workers)
 
 
-def accuracy(model: Model, params: Params, examples: Examples, config: Config, workers: Workers) -> float:
+def accuracy(model: Network, params: Params, examples: Examples, config: Config, workers: Workers) -> float:
     """Fraction of a set of examples that is classified correctly."""
     scores = predict_scores(model, params, examples, config, workers)
     return float((scores.argmax(axis=1) == examples.labels).mean())
 
 
-def evaluate(model: Model, params: Params, data: Data, config: Config, workers: Workers) -> dict[str, float]:
+def evaluate(model: Network, params: Params, data: Data, config: Config, workers: Workers) -> dict[str, float]:
     """Accuracy on the test images and, where there are viewpoints, on those held out."""
     if data.held_out is None:
         return {"accuracy": accuracy(model, params, data.test, config, workers)}
@@ -685,16 +685,18 @@ def training_batch(data: Data, config: Config, step: int) -> Examples:
 
 
 def loss_and_grads(
-    model: Model, progress: float, params: Params, part: Examples, n: int
+    model: Network, progress: float, params: Params, part: Examples, n: int
 ) -> tuple[dict[str, float], Params]:
     """The terms that a part of a batch of ``n`` examples adds to the mean loss and to its gradients."""
-    scores, cache = model.forward(params, part.images, part.dropout)
+    drops = part.dropout is not None and model.name == "cnn"
+    forward = functools.partial(model.forward, dropout=part.dropout) if drops else model.forward
+    scores, cache = forward(params, part.images)
     loss, dscores = model.loss(scores, part.labels, progress)
     weight = len(part.labels) / n
     return {"train_loss": weight * loss}, model.backward(weight * dscores, cache)[0]
 
 
-def train(model: Model, config: Config, data: Data, state: TrainState, workers: Workers, callback: Callback) -> None:
+def train(model: Network, config: Config, data: Data, state: TrainState, workers: Workers, callback: Callback) -> None:
     """Train ``state`` in place to the model's number of epochs. Raises UserError where the loss stops being finite."""
     n, per_epoch = len(data.train.labels), steps_per_epoch(config, data)
     n_steps = per_epoch * of_model(model.name, config)[0]

@@ -62,7 +62,7 @@ from multimnist_capsnet import (
     Callback,
     CapsNetConfig,
     ConvLayer,
-    Model,
+    Network,
     Pair,
     Params,
     Session,
@@ -351,7 +351,7 @@ LENET = CNN(
 
 # --- The models -------------------------------------------------------------------------------------------------------
 
-def make_models(config: Config) -> dict[str, Model]:
+def make_models(config: Config) -> dict[str, Network]:
     """By name, in the order of the result table."""
     models = multimnist.make_models(config, softmax_cross_entropy)
     lenet = multimnist.cnn_model("lenet", config, LENET._replace(conv=multimnist.parts_of(config).conv))
@@ -361,13 +361,13 @@ def make_models(config: Config) -> dict[str, Model]:
 # --- Training loop, with checks on the validation digits --------------------------------------------------------------
 
 
-def accuracy_and_error(model: Model, params: Params, digits: Batch, workers: Workers) -> tuple[float, float]:
+def accuracy_and_error(model: Network, params: Params, digits: Batch, workers: Workers) -> tuple[float, float]:
     """Accuracy, and the mean squared error of a pixel in the reconstructions, NaN where a model has none."""
     scores, error = assess(model, params, digits, workers)
     return float((scores.argmax(axis=1) == digits.labels[:, 0]).mean()), error / digits.sources.size
 
 
-def validate(model: Model, params: Params, data: Data, workers: Workers) -> dict[str, float]:
+def validate(model: Network, params: Params, data: Data, workers: Workers) -> dict[str, float]:
     accuracy, error = accuracy_and_error(model, params, data.val, workers)
     return {"val_accuracy": accuracy} | ({} if math.isnan(error) else {"val_recon_mse": error})
 
@@ -378,7 +378,7 @@ def reached(state: TrainState, config: Config) -> bool:
     return config.match_accuracy is not None and found >= config.match_accuracy
 
 
-def train(model: Model, config: Config, data: Data, state: TrainState, workers: Workers, callback: Callback) -> None:
+def train(model: Network, config: Config, data: Data, state: TrainState, workers: Workers, callback: Callback) -> None:
     """Train ``state`` in place to ``config.n_epochs``, from the middle of an epoch too, or until a check, every
     ``check_every`` steps, finds ``match_accuracy``. Validation does not count as training time. Raises UserError where
     the loss stops being finite."""

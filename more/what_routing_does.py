@@ -184,7 +184,7 @@ BIASED = conv.Routing(biased_routing_forward, conv.field_routing_backward, ("bet
 BIAS_INIT = 0.1  # [Peer 2019]
 
 
-def matrix_capsules(network: conv.Config, assignments: str = "routed", vote_bias: str = "none") -> conv.Model:
+def matrix_capsules(network: conv.Config, assignments: str = "routed", vote_bias: str = "none") -> conv.Network:
     """The base script's capsules with these parts. What they have in common starts from the same weights. The first
     iteration has even assignments."""
     if assignments == "even":
@@ -346,7 +346,7 @@ def make_parts(
     return parts
 
 
-def make_model(config: CapsNetConfig, transform: str = "own", **names: str) -> multimnist.Model:
+def make_model(config: CapsNetConfig, transform: str = "own", **names: str) -> multimnist.Network:
     """A CapsNet of these parts, see ``make_parts``."""
     model = multimnist.capsnet_model(config, make_parts(config, transform=transform, **names))
 

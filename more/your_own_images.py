@@ -187,9 +187,9 @@ def training_batch(data: PictureSets, config: Config, step: int) -> Examples:
 # --- The three networks as the training loop sees them ----------------------------------------------------------------
 
 
-class Model(NamedTuple):
+class Network(NamedTuple):
     name: str
-    init_params: Callable[[np.random.Generator], Params]
+    init_params: Callable[..., Params]  # rng
     loss_and_grads: Callable[[float, Params, Examples, int], tuple[dict[str, float], Params]]  # progress; n of a batch
     answers: Callable[[Params, Array], Array]  # images -> (B, J): the greatest names the class
     part_size: int  # pictures on which one thread works at a time
@@ -201,26 +201,30 @@ def sized(settings: Any, config: Config, **more: Any) -> Any:
     return settings(plain=config.plain, **own, **more)
 
 
-def make_models(config: Config) -> dict[str, Model]:
+def make_models(config: Config) -> dict[str, Network]:
     """By name, in the order of the result table."""
     on_grids, net = conv.make_models(sized(conv.Config, config)), sized(multimnist.CapsNetConfig, config)
 
-    def on_grid(name: str, answers: Callable[[Array], Array]) -> Model:
+    def on_grid(name: str, answers: Callable[[Array], Array]) -> Network:
         it = on_grids[name]
-        loss_and_grads = functools.partial(conv.loss_and_grads, it)
-        return Model(name, it.init_params, loss_and_grads, lambda p, x: answers(it.forward(p, x)[0]), it.part_size)
+
+        def answer(params: Params, images: Array) -> Array:
+            return answers(it.forward(params, images)[0])
+
+        return Network(name, it.init_params, functools.partial(conv.loss_and_grads, it), answer, it.part_size)
 
     def loss_and_grads(progress: float, params: Params, part: Examples, n: int) -> tuple[dict[str, float], Params]:
         batch = multimnist.Batch(part.images, part.labels[:, None], part.images[:, None])
         return multimnist.capsnet_loss_and_grads(params, batch, n, net)
 
+    def lengths(params: Params, images: Array) -> Array:
+        return multimnist.capsnet_forward(params, images, net)[0]
+
+    init = functools.partial(multimnist.capsnet_init, config=net)
     return {
         "capsules": on_grid("capsules", np.asarray),
         "cnn": on_grid("cnn", multimnist.softmax),
-        "capsnet": Model(
-            "capsnet", lambda rng: multimnist.capsnet_init(rng, net), loss_and_grads,
-            lambda params, images: multimnist.capsnet_forward(params, images, net)[0], 16,
-        ),
+        "capsnet": Network("capsnet", init, loss_and_grads, lengths, 16),
     }
 
 
@@ -234,14 +238,14 @@ def reconstructions(params: Params, images: Array, config: Config) -> Array:
 # --- Evaluation and training loop -------------------------------------------------------------------------------------
 
 
-def answers_of(model: Model, params: Params, images: Array, workers: Workers) -> Array:
+def answers_of(model: Network, params: Params, images: Array, workers: Workers) -> Array:
     """Images (N, S, S, C) uint8 -> (N, J)."""
     n = model.part_size
     parts = workers.map(lambda k: model.answers(params, in_floats(images[k : k + n])), range(0, len(images), n))
     return np.concatenate(parts)
 
 
-def evaluate(model: Model, params: Params, test: Labelled, n_classes: int, workers: Workers) -> tuple[Array, Any]:
+def evaluate(model: Network, params: Params, test: Labelled, n_classes: int, workers: Workers) -> tuple[Array, Any]:
     """Confusion matrix, and metrics: the accuracy, and its mean over the classes."""
     answers = answers_of(model, params, test.images, workers).argmax(axis=1)
     confusion = confusion_matrix(test.labels, answers, n_classes)
@@ -250,7 +254,7 @@ def evaluate(model: Model, params: Params, test: Labelled, n_classes: int, worke
 
 
 def train(
-    model: Model, config: Config, data: PictureSets, state: TrainState, workers: Workers, callback: Callback
+    model: Network, config: Config, data: PictureSets, state: TrainState, workers: Workers, callback: Callback
 ) -> None:
     """Train ``state`` in place to ``config.n_epochs``. ``callback(state, epoch has ended)`` is called after every step.
     Raises UserError where the loss stops being finite."""
@@ -286,7 +290,7 @@ class Cost(NamedTuple):
 LONG = Cost(600, 2 << 30)  # what more than that takes is told before
 
 
-def cost(model: Model, config: Config, data: PictureSets, n_steps: int, threads: int) -> Cost:
+def cost(model: Network, config: Config, data: PictureSets, n_steps: int, threads: int) -> Cost:
     """What a training takes, about: from a step on one picture and one on three, since both grow by the picture."""
     state, taken = TrainState(model.name, model.init_params(np.random.default_rng(0))), list[Cost]()
     update = multimnist.adamw_step if config.plain else optimizers.adamw_step

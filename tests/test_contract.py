@@ -605,9 +605,9 @@ def test_importing_a_base_script_has_no_side_effect(name: str, tmp_path: Path) -
 # --- Alone ------------------------------------------------------------------------------------------------------------
 
 OWN = {  # of the two base scripts, under the same name
-    "N_CLASSES", "cnn_init", "cnn_forward", "cnn_backward", "make_models", "Data", "make_data", "Config", "MODEL_NAMES",
-    "Options", "EVALUATION_BATCH", "evaluate", "update", "train", "EXPERIMENT", "train_all", "make_result", "run",
-    "describe", "format_table", "main",
+    "N_CLASSES", "cnn_init", "cnn_forward", "cnn_backward", "Network", "make_models", "Data", "make_data", "Config",
+    "MODEL_NAMES", "Options", "EVALUATION_BATCH", "evaluate", "update", "train", "EXPERIMENT", "train_all",
+    "make_result", "run", "describe", "format_table", "main",
 }
 
 

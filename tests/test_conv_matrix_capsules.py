@@ -82,11 +82,11 @@ def test_half_of_the_hidden_units_are_left_out_in_training_and_none_in_a_test() 
     assert (batch.dropout[0] != batch.dropout[1]).mean() == pytest.approx(0.5, abs=0.1)
     np.testing.assert_array_equal(batch.images, m.training_batch(data, tiny(n_train=60, dtype="float64"), 3).images)
     params = model.init_params(np.random.default_rng(0))
-    seen = model.forward(params, batch.images, batch.dropout)[1][-1][0]
+    seen = model.forward(params, batch.images, dropout=batch.dropout)[1][-1][0]
     units = model.forward(params, batch.images)[1][-1][0]  # as in a test
     np.testing.assert_allclose(seen, units * batch.dropout, rtol=1e-12, atol=0)
     part = m.loss_and_grads(model, 0.5, params, batch.part(2, 5), 8)[0]["train_loss"]
-    scores, _ = model.forward(params, batch.images[2:5], batch.dropout[2:5])
+    scores, _ = model.forward(params, batch.images[2:5], dropout=batch.dropout[2:5])
     assert part == pytest.approx(3 / 8 * model.loss(scores, batch.labels[2:5], 0.5)[0], rel=1e-12)
 
 

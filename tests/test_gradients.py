@@ -230,7 +230,7 @@ TINY: dict[str, Any] = {
 NAMES = {"assignments", "transform", "activation", "loss"}  # of the parts of a CapsNet; other changes are settings
 
 
-def digits_case(model: m.Model, side: int, n_labels: int, plain: Any) -> Case:
+def digits_case(model: m.Network, side: int, n_labels: int, plain: Any) -> Case:
     """``plain(params, batch, n) -> loss, results``. Five of the six images that the mean is over."""
     rng = rng_of(3)
     # Biases are not zero, and digit capsules are of all lengths

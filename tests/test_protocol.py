@@ -72,7 +72,7 @@ def views_model(
         seen[:] = [x]
         return one_hot(answer(x), 5), None
 
-    return (views.Network if script is views else conv.Model)(
+    return script.Network(
         name,
         fresh_weights,
         forward,
@@ -248,13 +248,13 @@ def class_scores(images: Array, brightness: int) -> Array:
     return np.where(np.abs(pixels - brightness / 255) < 0.01, 1.0, 0.0)
 
 
-def digits_model(name: str, scores: Callable[[Array], Array], error: float = math.nan) -> multi.Model:
+def digits_model(name: str, scores: Callable[[Array], Array], error: float = math.nan) -> multi.Network:
     """``error`` is the squared error of a pixel of each reconstruction; the loss is 1."""
 
     def loss_and_grads(params: Any, batch: multi.Batch, n: int) -> tuple[dict[str, float], Any]:
         return {"train_loss": len(batch.labels) / n}, {"conv1.w": np.zeros_like(params["conv1.w"])}
 
-    return multi.Model(
+    return multi.Network(
         name, fresh_weights, loss_and_grads, lambda params, batch: (scores(batch.images), error * batch.sources.size)
     )
 
@@ -262,10 +262,10 @@ def digits_model(name: str, scores: Callable[[Array], Array], error: float = mat
 @pytest.mark.usefixtures("marked")
 @pytest.mark.parametrize(("brightness", "accuracy"), [(TEST, 1.0), (TRAIN, 0.0)])
 def test_matrix_capsules_are_tested_on_test_digits(brightness: int, accuracy: float, monkeypatch: Patch) -> None:
-    model = conv.Model(
+    model = conv.Network(
         "cnn",
         fresh_weights,
-        lambda params, x, dropout=None: (class_scores(x[..., 0], brightness), None),
+        lambda params, x: (class_scores(x[..., 0], brightness), None),
         lambda *args, **options: (fresh_weights(np.random.default_rng(0)), None),
         lambda scores, labels, progress: (0.0, np.zeros_like(scores)),
     )
@@ -413,7 +413,7 @@ def test_jitter_is_drawn_for_each_image() -> None:
 # --- Attacks: how far a pixel may be moved ----------------------------------------------------------------------------
 
 
-def attacked_by_hand(answer: Callable[[Array], Array]) -> conv.Model:
+def attacked_by_hand(answer: Callable[[Array], Array]) -> conv.Network:
     """A model of two classes: ``answer`` is the logit of the second one for the pixel in the middle, which an attacker
     finds where its second channel is 0."""
 
@@ -426,13 +426,13 @@ def attacked_by_hand(answer: Callable[[Array], Array]) -> conv.Model:
         dx[:, 16, 16, 0] = (dscores[:, 1] - dscores[:, 0]) * (x[:, 16, 16, 1] == 0)
         return {}, dx
 
-    return conv.Model(
+    return conv.Network(
         "cnn", fresh_weights, forward, backward, lambda scores, labels, _: views.softmax_cross_entropy(scores, labels)
     )
 
 
 def attacked(
-    model: conv.Model, pixels: Any, labels: Any, patch: Patch, hidden: Any = 0, **more: Any
+    model: conv.Network, pixels: Any, labels: Any, patch: Patch, hidden: Any = 0, **more: Any
 ) -> tuple[dict[str, list[float]], Any, dict[str, Any]]:
     """Accuracies by attack and epsilon, what ``attack_all`` found, and the result."""
     images = np.zeros((len(pixels), 32, 32, 2), np.float32)

@@ -159,7 +159,7 @@ def test_time_and_memory_are_told_before_a_training_that_takes_much(
 
     monkeypatch.setattr(m.time, "monotonic", lambda: clock[0])
     monkeypatch.setattr(m.optimizers, "adamw_step", update)
-    model = m.Model("cnn", lambda rng: {"w": np.ones(1000, np.float32)}, loss_and_grads, lambda p, x: x, part_size=8)
+    model = m.Network("cnn", lambda rng: {"w": np.ones(1000, np.float32)}, loss_and_grads, lambda p, x: x, part_size=8)
     data = m.make_data(m.Config(data_dir=trained[0], image_size=20))  # 48 and 12 pictures, two steps an epoch
     for threads, at_once in ((1, 1), (2, 2), (9, 4)):  # a batch of 32 is four parts
         seconds, memory = m.cost(model, SMALL, data, 6, threads)
@@ -167,7 +167,7 @@ def test_time_and_memory_are_told_before_a_training_that_takes_much(
         assert memory == pytest.approx(at_once * (2 + 3 * 8) * mib + (3 + 4) * size, rel=0.01)
     asked = list[int]()
 
-    def much(model: m.Model, config: m.Config, data: Any, n_steps: int, threads: int) -> m.Cost:
+    def much(model: m.Network, config: m.Config, data: Any, n_steps: int, threads: int) -> m.Cost:
         asked.append(n_steps)
         return {"capsules": m.Cost(7300, 3 << 30), "cnn": m.Cost(660, 0), "capsnet": m.Cost(600, 2 << 30)}[model.name]
 
