@@ -59,7 +59,7 @@ import numpy as np
 
 try:  # fast twins of plain forms, and threads, where the folder lies beside the script
     from fast import dynamic_routing, optimizers, spectral_conv
-    from fast.workers import LEAST_PART, Workers, default_threads
+    from fast.workers import Workers, default_threads
     HAS_FAST = True
 except ImportError:
     HAS_FAST = False
@@ -317,6 +317,7 @@ def indicator(labels: Array, n_classes: int, dtype: Any) -> Array:
 # --- The capsule network ----------------------------------------------------------------------------------------------
 
 N_CLASSES = 10
+N_PAIRS = N_CLASSES * (N_CLASSES - 1) // 2  # of different classes
 DIGIT_SIDE = 28
 KERNEL = 9
 PRIMARY_SIZE = 8
@@ -1312,7 +1313,7 @@ class Session:
     callback: Callback | None = None  # called after every step too, and before the first
 
     def __post_init__(self) -> None:
-        self.models, self.n_steps, self.shown = self.make_models(self.config), 1, 0.0
+        self.models, self.n_steps = self.make_models(self.config), 1
         self.states = {name: init_state(model, self.config) for name, model in self.models.items()}
         path = self.options.checkpoint
         if self.options.resume and is_there(path):
@@ -1349,10 +1350,8 @@ class Session:
     def show(self, line: str, epoch_ended: bool = False) -> None:
         if self.options.quiet or sys.stderr is None:
             return
-        if sys.stderr.isatty():  # it replaces the line before, and vanishes at the end
-            if epoch_ended or not line or time.perf_counter() > self.shown + 0.1:
-                print_message(f"\r\x1b[K{line[:100]}", end="")
-                self.shown = time.perf_counter()
+        if sys.stderr.isatty():
+            print_message(f"\r\x1b[K{line[:100]}", end="")  # it replaces the line before, and vanishes at the end
         elif epoch_ended:
             print_message(line)
 
@@ -1513,19 +1512,9 @@ class Config(CapsNetConfig):
         " or by their sum, clipped at 1.", paper="sum, in its published code")
     max_shift: int = 4  # pixels
 
-    @property
-    def n_pairs(self) -> int:
-        """Number of pairs of different classes."""
-        return N_CLASSES * (N_CLASSES - 1) // 2
-
 
 MODEL_NAMES = ("capsnet", "cnn", "cnn_pool")
 if not HAS_FAST:
-    LEAST_PART = 0
-
-    def default_threads() -> int:
-        return 1
-
     class Workers:  # type: ignore[no-redef]
         """The plain form of fast/workers.py: one thread."""
 
@@ -1548,8 +1537,8 @@ if not HAS_FAST:
 @dataclasses.dataclass(frozen=True)
 class Options(RunOptions):
     models: tuple[str, ...] = setting(MODEL_NAMES, list_of(one_of(MODEL_NAMES)), "Train only these.", usual=True)
-    threads: int = setting(default_threads(), int_in(1, 256), "Use N threads, which need fast/ beside the script; each"
-        f" works on {LEAST_PART} images of a batch or more. The last bits of the numbers depend on N.",
+    threads: int = setting(default_threads() if HAS_FAST else 1, int_in(1, 256), "Use N threads, which need fast/"
+        " beside the script; each works on a part of every batch. The last bits of the numbers depend on N.",
         "one for each processor, at most 4; 1 without fast/")
 
 

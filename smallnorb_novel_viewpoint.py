@@ -1249,7 +1249,7 @@ class Session:
     callback: Callback | None = None  # called after every step too, and before the first
 
     def __post_init__(self) -> None:
-        self.models, self.n_steps, self.shown = self.make_models(self.config), 1, 0.0
+        self.models, self.n_steps = self.make_models(self.config), 1
         self.states = {name: init_state(model, self.config) for name, model in self.models.items()}
         path = self.options.checkpoint
         if self.options.resume and is_there(path):
@@ -1286,10 +1286,8 @@ class Session:
     def show(self, line: str, epoch_ended: bool = False) -> None:
         if self.options.quiet or sys.stderr is None:
             return
-        if sys.stderr.isatty():  # it replaces the line before, and vanishes at the end
-            if epoch_ended or not line or time.perf_counter() > self.shown + 0.1:
-                print_message(f"\r\x1b[K{line[:100]}", end="")
-                self.shown = time.perf_counter()
+        if sys.stderr.isatty():
+            print_message(f"\r\x1b[K{line[:100]}", end="")  # it replaces the line before, and vanishes at the end
         elif epoch_ended:
             print_message(line)
 

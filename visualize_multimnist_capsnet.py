@@ -158,7 +158,7 @@ def draw_training_curves(run: Run) -> Figure:
         "recon_mse": f"reconstruction, MSE of a pixel, {tested(run.config)}",
         "set_accuracy": f"both digits right, {tested(run.config)}",
     }
-    return draw_histories(subtitle(run), titles, run.states, MODELS, 1 / run.config.n_pairs)
+    return draw_histories(subtitle(run), titles, run.states, MODELS, 1 / multimnist.N_PAIRS)
 
 
 def draw_reconstructions(run: Run) -> Figure:

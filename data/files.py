@@ -55,9 +55,9 @@ def print_message(text: str, end: str = "\n") -> None:
             print(text, end=end, file=sys.stderr, flush=True)
 
 
-def with_progress(items: Sequence[Any], what: str) -> Iterator[Any]:
+def with_progress(items: Sequence[Any], what: str, quiet: bool = False) -> Iterator[Any]:
     """The items, counted on a terminal."""
-    shown = sys.stderr is not None and sys.stderr.isatty()
+    shown = not quiet and sys.stderr is not None and sys.stderr.isatty()
     for k, item in enumerate(items):
         if shown:
             print_message(f"\r\x1b[K{what} {k + 1:,} of {len(items):,}", end="")

@@ -43,6 +43,7 @@ import numpy as np
 
 import multimnist_capsnet as multimnist
 import smallnorb_novel_viewpoint as smallnorb
+from data.files import with_progress
 from data.labelled_pictures import Labelled, PictureSets, is_picture, read_sets, visible_files
 from data.pictures import Levels, square_of_set
 from data.places import expanded
@@ -80,7 +81,7 @@ from smallnorb_novel_viewpoint import (
     setting,
     write_file,
 )
-from support.experiment import PredictOptions, require_alone, unfinished, with_progress
+from support.experiment import PredictOptions, require_alone, unfinished
 from support.tables import class_accuracies, confusion_lines, confusion_matrix, describe_classes
 
 # Dimension letters

@@ -8,8 +8,7 @@ import dataclasses
 import importlib
 import itertools
 import runpy
-import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,7 +23,6 @@ from smallnorb_novel_viewpoint import (
     UserError,
     difference,
     parse,
-    print_message,
     read_checkpoint,
     setting,
     settings_of,
@@ -105,17 +103,6 @@ def require_writable(*paths: Path) -> None:
     """Find out before the work that a file cannot be written there."""
     for path in paths:
         write_file(path, None)
-
-
-def with_progress(items: Sequence[Any], what: str, quiet: bool = False) -> Iterator[Any]:
-    """The items, counted on a terminal."""
-    shown = not quiet and sys.stderr is not None and sys.stderr.isatty()
-    for k, item in enumerate(items):
-        if shown:
-            print_message(f"\r\x1b[K{what} {k + 1:,} of {len(items):,}", end="")
-        yield item
-    if shown:
-        print_message("\r\x1b[K", end="")
 
 
 # --- Scripts by their names -------------------------------------------------------------------------------------------

@@ -33,6 +33,7 @@ from matplotlib.ticker import MaxNLocator, NullFormatter
 from matplotlib.transforms import Bbox
 from PIL import Image
 
+from data.files import with_progress
 from fast.workers import blas_threads
 from smallnorb_novel_viewpoint import (
     FOLDER,
@@ -55,7 +56,6 @@ from support.experiment import (
     require_same,
     require_writable,
     unfinished,
-    with_progress,
 )
 from support.statistics import has_scipy, read_comparison, t_quantile
 

@@ -336,10 +336,10 @@ def test_usage_errors(fake: str, capsys: Capture, flags: str) -> None:
     ("words", "says"),
     [
         ("smallnorb_novel_viewpoint --grid em-iters=1,x", "argument --em-iters: 'x' is not a whole number"),
-        ("smallnorb_novel_viewpoint --grid colour=red,blue", "unrecognized argument: --colour=red"),
+        ("smallnorb_novel_viewpoint --grid colour=red,blue", "unrecognized arguments: --colour=red"),
         ("conv_matrix_capsules -- --dataset smallnorb", "argument --data-dir: goes with --dataset smallnorb"),
         ("claims", "is no experiment"),
-        ("visualize_multimnist_capsnet", "unrecognized argument: --out-json=x.json"),
+        ("visualize_multimnist_capsnet", "unrecognized arguments: --out-json=x.json"),
     ],
 )
 def test_what_an_experiment_refuses_is_said_once_and_before_any_run(
