@@ -42,6 +42,7 @@ def headless_firefox(width: int = 1280, height: int = 900) -> Iterator[Any]:
     webdriver = imported_selenium()
     options = webdriver.FirefoxOptions()
     options.binary_location = browser
+    options.enable_bidi = True  # its console is read that way
     for argument in ("-headless", f"--width={width}", f"--height={height}"):
         options.add_argument(argument)
     options.set_preference("network.dns.disabled", True)

@@ -1512,12 +1512,11 @@ class QuietHandler(http.server.SimpleHTTPRequestHandler):
 
 def test_firefox_gives_the_same_answers(page: Any) -> None:
     script = f"""
-        const noise = [];
-        addEventListener("error", (event) => noise.push(event.message));
         {RANDOM_STROKES}
         const [before, text] = [all(), stateText()];
         restore(text);
-        return [before, all(), stateText() === text, noise];"""
+        return [before, all(), stateText() === text];"""
+    noise: list[str] = []  # of Firefox's console: what the page writes there, and errors
 
     def asked(driver: Any) -> Any:  # in the page itself: a script of Firefox's driver has its own names
         code = f"JSON.stringify((function () {{ {script} }})(100))"
@@ -1526,6 +1525,8 @@ def test_firefox_gives_the_same_answers(page: Any) -> None:
     expected = asked(page)[0]
     try:
         with headless_firefox() as firefox:
+            firefox.script.add_console_message_handler(lambda entry: noise.append(entry.text))
+            firefox.script.add_javascript_error_handler(lambda entry: noise.append(entry.text))
             opened(firefox, PAGE)
             animation.draw_line(firefox, "draw", animation.SEVEN)
             settled(firefox, lambda: text_of(firefox, "answer") == "Capsules: a 7 alone. ")
@@ -1533,12 +1534,16 @@ def test_firefox_gives_the_same_answers(page: Any) -> None:
             firefox.refresh()
             started(firefox)
             assert text_of(firefox, "answer") == "Capsules: a 7 alone. "
-            before, after, same, noise = asked(firefox)
+            before, after, same = asked(firefox)
+            for button in firefox.find_elements("css selector", "button:not(#csv)"):  # every one, its tour too
+                firefox.execute_script("arguments[0].click()", button)
+            firefox.execute_script("setTimeout(() => { console.warn('a word'); unknown(); })")
+            settled(firefox, lambda: len(noise) >= 2)
     except NoBrowserError as error:
         pytest.skip(f"no test in Firefox: {error}")
     assert before == after
     assert same
-    assert noise == []
+    assert noise == ["a word", "ReferenceError: unknown is not defined"]  # the test's own
     # Two browsers smooth the edges of a stroke a little differently.
     np.testing.assert_allclose(before[0], expected[0], atol=0.1)
     np.testing.assert_allclose(before[1], expected[1], atol=0.05)
