@@ -1248,7 +1248,8 @@ def test_the_tour_asks_shows_and_gives_everything_back(size: tuple[int, int], pa
     before = page.execute_script("return stateText()")
     page.find_element("id", "start-tour").click()
     n = page.execute_script("return TOUR.length")
-    named = page.execute_script("return TOUR.map(([where]) => where)")
+    spoken_of = ["draw", "bars", "recons", "iterations", "slider", "plane", "view"]
+    next_stops = ["draw", "bar0", "next-example", "iterations", "slider", "plane-iterations", "view"]
     texts = ""
     for step in range(2 * n):
         drawn(page)
@@ -1262,11 +1263,19 @@ def test_the_tour_asks_shows_and_gives_everything_back(size: tuple[int, int], pa
         assert control[0] >= 0
         assert min(control[1], control[0] + 60) <= box[0], (step, control, box)  # not behind the tour's box
         assert box[1] <= height
+        outlined = page.execute_script("const e = document.querySelector('.toured'); return e.id || e.className")
+        assert outlined.startswith(spoken_of[step // 2])
         page.find_element("id", "tour-end").send_keys(Keys.TAB)
         focused = page.execute_script("return document.activeElement.id")
-        assert focused.startswith("slider" if named[step // 2].startswith("slider") else named[step // 2])
-        if step == 2:
-            assert not page.find_element("id", "cnn-answer").is_displayed()  # asked before it is shown
+        assert focused.startswith(next_stops[step // 2])
+        hidden = page.execute_script("return TOUR[arguments[0]].hidden ?? ''", step // 2)
+        for element in page.find_elements("css selector", hidden) if hidden else []:
+            assert element.is_displayed() == (step % 2 == 1)  # asked before it is shown
+            assert step % 2 == 1 or element.text == ""
+        if step == 4:  # back to a question and on again hides what it hid
+            page.execute_script("$('tour-back').click(); $('tour-back').click(); $('tour-next').click()")
+            assert not page.find_elements("css selector", ".asked")
+            page.execute_script("$('tour-next').click(); $('tour-next').click(); $('tour-next').click()")
         if step < 2 * n - 1:
             page.execute_script("$('tour-next').click()")
     for word in ("capsule", "redraw", "CNN", "EM"):
@@ -1470,7 +1479,7 @@ def test_no_sentence_has_more_than_thirty_words(page: Any) -> None:
         penUp();""")
     drawn(page)
     blocks = page.execute_script("""
-        return [...TOUR.flatMap(([, question, answer]) => [question, answer]),
+        return [...TOUR.flatMap(({ question, answer }) => [question, answer.call ? answer() : answer]),
             ...[...document.querySelectorAll("p, figcaption, li, summary, h2, h3")]
                 .filter((e) => e.id !== "plane-equation").map((e) => e.textContent)];""")
     sentences = [sentence.split() for block in blocks for sentence in re.split(r"(?<=[.?!:])\s+", block)]

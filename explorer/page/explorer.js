@@ -56,7 +56,7 @@ const afterPaint = (update) => {
 // What a screen reader is told: once, a while after the last change.
 const told = {};
 function tell(what, text) {
-  if (told[what] === text) return;
+  if (told[what] === text || (what !== "tour" && document.querySelector(".asked"))) return; // a question of the tour is open
   const first = !(what in told);
   told[what] = text;
   clearTimeout(told.timer);
@@ -1294,6 +1294,12 @@ function updatePlane() {
   tell("plane", $("plane-text").textContent);
 }
 
+function setPlane(votes, iterations) {
+  plane.votes = votes;
+  PLANE.iterations = iterations;
+  updatePlane();
+}
+
 function setUpPlane() {
   const svg = $("plane");
   const COLOUR = ["var(--capsules)", "var(--third)"];
@@ -1336,7 +1342,7 @@ function setUpPlane() {
     PLANE.iterations = Number($("plane-iterations").value);
     soon(updatePlane);
   });
-  $("plane-reset").addEventListener("click", () => { plane.votes = START.flat(2); PLANE.iterations = 1; soon(updatePlane); });
+  $("plane-reset").addEventListener("click", () => setPlane(START.flat(2), 1));
   updatePlane();
 }
 
@@ -1507,43 +1513,58 @@ function setUpLink() {
 
 // ------------------------------------------------------------------------------------------------------ 7. the tour
 
-// The control that a step names; a question; what answers it; what is done before the question, and before the answer.
+// Of each step: what it speaks of; the control that Tab comes to next, if it is another; what a question hides until it is
+// answered; what is done before the question, and before the answer.
 const TOUR = [
-  ["draw", "This image holds two digits, one over the other. Which two do you see?", "The capsules find both. A capsule is a small group of numbers for one thing. Its length says whether the thing is there.",
-    () => showExample(0)],
-  ["bar0", "A plain CNN looks at the same image. Will it see the same two digits?", "The thin bars are its answer. Here only the capsules find both digits. Other images are the other way round.",
-    () => { showExample(about.digits.nExamples); lesson.hide.push("cnn"); showParts(); }, () => { lesson.hide.pop(); showParts(); }],
-  ["next-example", "From sixteen numbers a capsule can redraw its digit. Will each redrawn image hold one digit or both?", "One each. The two reconstructions have the colours of the digits."],
-  ["iterations", "Small capsules vote for the digits. What happens when votes that agree count more?", "The capsules whose votes agree become longer. Move the slider, and watch the lengths below.",
-    () => setRouting(1, false), () => setRouting(about.digits.config.iterations, false)],
-  ["slider0", "Sixteen numbers describe a digit. What will one of them change?", "The name beside each slider was measured. Move the upper ones: they change most."],
-  ["plane-iterations", "Another routing, EM, fits a Gaussian to votes. Which parent has votes that lie close together?", "Parent A: after three iterations three of the four children are assigned to it.",
-    () => { plane.votes = START.flat(2); PLANE.iterations = 1; updatePlane(); }, () => { PLANE.iterations = 3; updatePlane(); }],
-  ["view", "An object from a side that neither network has seen. Which network classifies it correctly?", "See the sentence beside the object. The ring shows all sides; over many objects the two are about as good."],
+  { about: "draw", hidden: "#answer, #cnn-answer, .bar, #recons figure", before: () => showExample(0),
+    question: "This image holds two digits, one over the other. Which two do you see?",
+    answer: () => `${$("answer").textContent} A capsule is a small group of numbers for one thing. Its length says whether the thing is there.` },
+  { about: "bars", next: "bar0", hidden: "#cnn-answer, .bar .thin", before: () => showExample(about.digits.nExamples),
+    question: "A plain CNN looks at this image. Will it classify both digits correctly, as the capsules do?",
+    answer: "No. The thin bars are its answer. Of other images only the CNN classifies both digits correctly." },
+  { about: "recons", next: "next-example", hidden: "#recons figure",
+    question: "From sixteen numbers a capsule can redraw its digit. Will each redrawn image hold one digit or both?",
+    answer: "One each, in the colours of the digits. “Next” shows another test image." },
+  { about: "iterations", before: () => setRouting(1, false), reveal: () => setRouting(about.digits.config.iterations, false),
+    question: "Small capsules vote for the digits. What happens when votes that agree count more?",
+    answer: "The capsules whose votes agree become longer. Move the slider, and watch the lengths below." },
+  { about: "sliders",
+    question: "Sixteen numbers describe a digit. What will one of them change?",
+    answer: "The name beside each slider was measured. Move the upper ones: they change most." },
+  { about: "plane", next: "plane-iterations", before: () => setPlane(START.flat(2), 1), reveal: () => setPlane(START.flat(2), 3),
+    question: "Another routing, EM, fits a Gaussian to votes. Which parent has votes that lie close together?",
+    answer: "Parent A: after three iterations three of the four children are assigned to it. The slider shows each iteration." },
+  { about: "view", hidden: "#verdict, #viewpoint .small-bars",
+    question: "An object from a side that neither network has seen. Which network classifies it correctly?",
+    answer: "See the sentence beside the object. The ring shows all sides. The text below says what holds over many objects." },
 ];
 
 function setUpTour() {
   const tour = $("tour");
   let step = 0; // twice the number of the question, and one more where it is answered
   let before = ""; // the state when it began
+  const clear = () => {
+    for (const marked of document.querySelectorAll(".toured, .asked")) marked.classList.remove("toured", "asked");
+  };
   const show = (next) => {
     step = next;
-    const [where, question, answer, ask, reveal] = TOUR[step >> 1];
+    const { about: what, next: control, hidden, question, answer, before: ask, reveal } = TOUR[step >> 1];
     const isAnswer = step % 2 === 1;
+    clear();
+    if (!isAnswer && hidden) for (const e of document.querySelectorAll(hidden)) e.classList.add("asked");
     (isAnswer ? reveal : ask)?.();
-    for (const marked of document.querySelectorAll(".toured")) marked.classList.remove("toured");
-    const control = where === "slider0" ? $("sliders").querySelector("input") : $(where);
-    control.before(tour); // so that the control is the next stop of Tab after it
-    control.classList.add("toured");
-    control.scrollIntoView({ block: "center" });
-    $("tour-text").replaceChildren(bold(`${(step >> 1) + 1} of ${TOUR.length}. `), isAnswer ? answer : question);
+    const shown = what === "sliders" ? $("sliders").firstElementChild : $(what); // its first row
+    (what === "sliders" ? shown.querySelector("input") : $(control ?? what)).before(tour); // so that it is the next stop of Tab
+    shown.classList.add("toured");
+    shown.scrollIntoView({ block: "center" });
+    $("tour-text").replaceChildren(bold(`${(step >> 1) + 1} of ${TOUR.length}. `), !isAnswer ? question : typeof answer === "string" ? answer : answer());
     $("tour-next").textContent = !isAnswer ? "Show" : step + 1 < 2 * TOUR.length ? "Next" : "End";
     $("tour-back").disabled = step === 0;
     $("tour-next").focus({ preventScroll: true });
     tell("tour", $("tour-text").textContent);
   };
   const end = () => {
-    for (const marked of document.querySelectorAll(".toured")) marked.classList.remove("toured");
+    clear();
     tour.hidden = true;
     document.documentElement.removeAttribute("data-tour");
     document.querySelector("main").append(tour);
