@@ -705,7 +705,7 @@ function showReconstructions({ lengths }) {
     const pale = isEmpty() ? 0 : isFound ? 1 : 0.35;
     paint($(`recon${k}`), [digits.recon[k]], [colour.map((part) => part * pale)], SIDE);
     $(`recon${k}-text`).replaceChildren(...(isEmpty() ? ["redrawn by a capsule"]
-      : [swatch(digits.colour[k]), "redrawn by capsule ", bold(j), `: ${isFound ? `length ${lengths[j].toFixed(2)}` : "not found"}`]));
+      : [swatch(digits.colour[k]), "redrawn by ", element("span", { className: "wide", textContent: "capsule " }), bold(j), `: ${isFound ? `length ${lengths[j].toFixed(2)}` : "not found"}`]));
   });
   const present = [0, 1].filter((k) => digits.found.includes(digits.named[k]));
   const grey = [70, 70, 70];
