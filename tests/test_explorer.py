@@ -1170,7 +1170,9 @@ def test_a_link_pasted_into_the_open_page_is_followed(page: Any) -> None:
 def test_a_damaged_link_says_so_and_stays(
     change: Callable[[str], str], said: str, example: int | None, page: Any
 ) -> None:
-    whole = page.execute_script("showExample(4); return stateText()")
+    show_as(page, 1280, 720)
+    whole = page.execute_script("showExample(4); $('viewpoint').scrollIntoView(); return stateText()")
+    assert "&s=viewpoint&" in whole
     opened_text = change(whole)
     assert opened_text != whole
     page.get("about:blank")
@@ -1178,6 +1180,7 @@ def test_a_damaged_link_says_so_and_stays(
     started(page)
     assert said in settled(page, lambda: text_of(page, "failure"))
     assert page.find_element("id", "failure").is_displayed()
+    assert page.execute_script("return $('failure').getBoundingClientRect().bottom") < 720
     time.sleep(0.4)
     assert page.current_url.endswith(f"#{opened_text}")
     if example is not None:
@@ -1189,12 +1192,83 @@ def test_a_damaged_link_says_so_and_stays(
 @pytest.mark.parametrize("size", [(1280, 720), (390, 664)])
 def test_a_link_to_a_section_shows_its_heading(size: tuple[int, int], page: Any) -> None:
     show_as(page, *size)
-    for section in ("digits", "viewpoint", "numbers"):
+    for section in page.execute_script("return SECTIONS"):
         opened(page, PAGE, f"#{section}")
         assert page.execute_script("return link.damaged") is False
         top = page.execute_script("return $(`${arguments[0]}-title`).getBoundingClientRect().top", section)
         assert 0 <= top < size[1] / 2, section
         assert page.execute_script("return document.activeElement.id") == f"{section}-title"
+        assert page.execute_script("return sectionInSight()") == section
+
+
+@pytest.mark.parametrize("size", [(1280, 720), (390, 664)])
+def test_a_link_shows_what_is_chosen_in_its_section(size: tuple[int, int], page: Any) -> None:
+    show_as(page, *size)
+    slider = ",".join(["0"] * 12 + ["25"] + ["0"] * 3)
+    for state, chosen in (
+        ("s=digits&k=9", "#bar9"), ("s=routing&i=413", "#couplings"), ("s=routing&k=4", "#walk"),
+        ("s=dimensions&k=4", "#picker"), (f"s=dimensions&k=4&n={slider}", "#slider12"),
+        ("s=em&r=3", "#plane"), ("s=viewpoint&a=250", "#view"),
+    ):
+        opened(page, PAGE, f"#{state}")
+        top, bottom, on_top = page.execute_script("""
+            const chosen = document.querySelector(arguments[0]);
+            const { left, right, top, bottom } = chosen.getBoundingClientRect();
+            const middle = document.elementFromPoint((left + right) / 2, (top + bottom) / 2);
+            return [top, bottom, chosen.contains(middle)];""", chosen)
+        assert 0 <= top < bottom <= size[1], (state, top, bottom)
+        assert on_top, state
+
+
+@pytest.mark.parametrize("size", [(1280, 720), (390, 664)])
+def test_a_copied_link_names_the_section_of_its_button(size: tuple[int, int], page: Any) -> None:
+    show_as(page, *size)
+    page.execute_script("navigator.clipboard.writeText = async (text) => { window.copiedText = text; }")
+    for section in page.execute_script("return SECTIONS"):
+        button = page.find_element("css selector", f"#{section} .copy")
+        page.execute_script("arguments[0].scrollIntoView({ block: 'end' })", button)  # below all others in sight
+        drawn(page)
+        top = button.location
+        button.click()
+        settled(page, lambda: text_of(page, "copied").startswith("Copied."))
+        assert f"&s={section}&" in page.execute_script("return copiedText")
+        title = text_of(page, f"{section}-title")
+        assert f"this section, “{title}”" in text_of(page, "copied")
+        said = page.find_element("id", "copied").rect
+        assert said["y"] - page.execute_script("return scrollY") + said["height"] == pytest.approx(size[1], abs=1)
+        time.sleep(0.4)  # longer than the page waits before it writes the address
+        assert page.current_url == page.execute_script("return copiedText")
+        page.execute_script("dispatchEvent(new Event('pointerdown'))")
+        assert not page.find_element("id", "copied").is_displayed()
+        assert button.location == top  # nothing under the pen has moved
+
+
+def test_a_link_holds_angles_and_votes_as_they_are_dragged(page: Any) -> None:
+    changed = page.execute_script("""
+        const random = () => ((seed = (16807 * seed) % 2147483647) / 2147483647);
+        let seed = 5;
+        const all = () => {
+            const { capsules, cnn } = answersAt(view.azimuth);
+            const { a, r } = planeRouting(3);
+            const angles = [view.azimuth, view.elevation];
+            return JSON.stringify([angles, capsules.scores, cnn, plane.votes, a, r].map((x) => [...x]));
+        };
+        const box = $("plane").getBoundingClientRect();
+        const move = (type, clientX, clientY, at) =>
+            at.dispatchEvent(new PointerEvent(type, { clientX, clientY, bubbles: true }));
+        $("plane").setPointerCapture = () => {};
+        return Array.from({ length: 40 }, (_, k) => {
+            setView(400 * random() - 20, 130 * random() - 40);
+            move("pointerdown", 0, 0, plane.handles[k % 8].firstChild);
+            move("pointermove", box.left + box.width * random(), box.top + box.height * random(), $("plane"));
+            move("pointerup", 0, 0, $("plane"));
+            const [before, text] = [all(), stateText()];
+            restore("");
+            const other = all();
+            restore(text);
+            return [before === other, before === all(), link.damaged];
+        });""")
+    assert changed == [[False, True, False]] * 40
 
 
 def test_a_lesson_shows_what_its_link_asks_for(page: Any) -> None:

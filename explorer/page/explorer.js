@@ -36,6 +36,7 @@ function studyText({ capsules, cnn, mean, low, high }) {
   const [ofCapsules, ofCnn] = apart(capsules, cnn);
   return `${ofCapsules} (capsules) and ${ofCnn} (CNN). The difference is ${points(mean)} percentage points, 95\u00a0% interval ${points(low)} to ${points(high)}.`;
 }
+const hundredths = (x) => Math.round(100 * x) / 100; // of angles and votes: a link holds these exactly
 const thousands = (n) => n.toLocaleString("en");
 const article = (digit) => (digit === 8 ? "an" : "a");
 
@@ -1019,7 +1020,7 @@ function updateView() {
   showPose(capsules.mu);
   for (const name of ["azimuth", "elevation"]) {
     $(name).value = view[name];
-    $(`${name}-value`).textContent = `${Math.round(view[name])}°`;
+    $(`${name}-value`).textContent = `${Math.round(view[name]) % 360}°`;
   }
   showHand();
 }
@@ -1146,8 +1147,8 @@ function updateRing() {
 
 function setView(azimuth, elevation) {
   const before = view.elevation;
-  view.azimuth = ((azimuth % 360) + 360) % 360;
-  view.elevation = Math.max(-30, Math.min(80, elevation));
+  view.azimuth = hundredths(((azimuth % 360) + 360) % 360) % 360;
+  view.elevation = hundredths(Math.max(-30, Math.min(80, elevation)));
   if (view.elevation !== before) updateRing();
   soon(updateView);
 }
@@ -1306,7 +1307,7 @@ function setUpPlane() {
   shape(svg, "path", { class: "axis", d: "M10 180H350M180 10V350" });
   plane.handles = [];
   const move = (n, x, y) => {
-    const within = (value) => Math.max(-PLANE.reach, Math.min(PLANE.reach, value));
+    const within = (value) => hundredths(Math.max(-PLANE.reach, Math.min(PLANE.reach, value)));
     plane.votes[2 * n] = within(x);
     plane.votes[2 * n + 1] = within(y);
     soon(updatePlane);
@@ -1355,7 +1356,7 @@ const SECTIONS = [...document.querySelectorAll("section")].map(({ id }) => id);
 const PARTS = new Set([...document.querySelectorAll("[data-part]")].flatMap((e) => e.dataset.part.split(" ")));
 const lesson = { only: [], hide: [] }; // sections and parts, by name
 const hides = (part) => lesson.hide.includes(part);
-const link = { damaged: false, timer: 0 };
+const link = { damaged: false, timer: 0, copied: null }; // copied: the section whose link was copied, until the page is scrolled
 
 function drawingText() {
   const letters = (x) => LETTERS[stepOf(x) >> 6] + LETTERS[stepOf(x) & 63];
@@ -1379,19 +1380,20 @@ function showParts() {
   for (const e of document.querySelectorAll("[data-part]")) e.classList.toggle("away", e.dataset.part.split(" ").some(hides));
 }
 
-// The section whose heading was passed last.
+// The section whose heading was passed last; at the end of the page the last one, whose heading may not get so far.
 function sectionInSight() {
-  const passed = SECTIONS.filter((id) => $(id).offsetParent && $(id).getBoundingClientRect().top < innerHeight / 3);
-  return passed.at(-1) ?? SECTIONS[0];
+  const shown = SECTIONS.filter((id) => $(id).offsetParent);
+  const isEnd = scrollY > 0 && scrollY + innerHeight > document.documentElement.scrollHeight - 2;
+  return shown.findLast((id) => isEnd || $(id).getBoundingClientRect().top < innerHeight / 3) ?? SECTIONS[0];
 }
 
 function stateText() {
   const state = {
-    v: VERSION, s: sectionInSight(), c: drawing.layer, t: digits.iteration, e: Number(digits.even), f: Number($("fit").checked),
+    v: VERSION, s: link.copied ?? sectionInSight(), c: drawing.layer, t: digits.iteration, e: Number(digits.even), f: Number($("fit").checked),
     k: dimensions.chosen ?? "", i: digits.child ?? "", g: $("range").value,
     n: dimensions.offsets.some(Boolean) && !dimensions.playing ? [...dimensions.offsets].map((x) => Math.round(100 * x)).join(",") : "",
-    o: view.object, a: Math.round(view.azimuth) % 360, h: Math.round(view.elevation), r: PLANE.iterations,
-    p: plane.votes.map((x) => Math.round(10 * x)).join(","), big: Number($("big").checked), only: lesson.only.join(","), hide: lesson.hide.join(","),
+    o: view.object, a: view.azimuth, h: view.elevation, r: PLANE.iterations,
+    p: plane.votes.map((x) => Math.round(100 * x) / 10).join(","), big: Number($("big").checked), only: lesson.only.join(","), hide: lesson.hide.join(","),
   };
   if (drawing.example >= 0) Object.assign(state, { x: drawing.example + 1, m: drawing.kept.map(Number).join("") });
   else state.d = drawingText();
@@ -1422,8 +1424,9 @@ function restore(text = location.hash.slice(1)) {
     return otherwise;
   };
   const whole = (low, high) => (word) => (/^-?\d+$/.test(word) && word >= low && word <= high ? Number(word) : null);
-  const numbers = (n, most) => (word) => {
-    const list = word.split(",").map(whole(-most, most));
+  const decimal = (low, high) => (word) => (/^-?\d+(\.\d+)?$/.test(word) && word >= low && word <= high ? hundredths(word) : null);
+  const numbers = (n, most, parse = whole) => (word) => {
+    const list = word.split(",").map(parse(-most, most));
     return list.length === n && !list.includes(null) ? list : null;
   };
   const words = (known) => (word) => {
@@ -1444,9 +1447,8 @@ function restore(text = location.hash.slice(1)) {
   selectLayer(read("c", whole(0, 1), 0));
   setRouting(read("t", whole(1, MAX_ITERATIONS), about.digits.config.iterations), read("e", whole(0, 1), 0) === 1);
   $("fit").checked = read("f", whole(0, 1), 1) === 1;
-  PLANE.iterations = read("r", whole(1, 6), 1);
-  plane.votes = read("p", numbers(16, 10 * PLANE.reach), START.flat(2).map((x) => 10 * x)).map((x) => x / 10);
-  updatePlane();
+  const votes = read("p", numbers(16, 10 * PLANE.reach, decimal), START.flat(2).map((x) => 10 * x)).map((x) => hundredths(x / 10));
+  setPlane(votes, read("r", whole(1, 6), 1));
   const strokes = read("d", drawingOf, null);
   const example = strokes ? -1 : read("x", whole(1, about.digits.labels.length), 1) - 1;
   const kept = read("m", (word) => (/^(01|10|11)$/.test(word) ? [...word].map((one) => one === "1") : null), [true, true]);
@@ -1458,11 +1460,11 @@ function restore(text = location.hash.slice(1)) {
   updateDigits();
   dimensions.offsets = Float32Array.from(read("n", numbers(D, 100), Array(D).fill(0)), (x) => x / 100);
   setRange();
-  view.azimuth = read("a", whole(0, 359), part.opening.azimuth);
-  view.elevation = read("h", whole(-30, 80), part.opening.elevation);
+  view.azimuth = read("a", decimal(0, 359.99), part.opening.azimuth);
+  view.elevation = read("h", decimal(-30, 80), part.opening.elevation);
   selectObject(read("o", whole(0, part.classes.length - 1), part.opening.object));
   const section = read("s", (word) => (SECTIONS.includes(word) ? word : null), null);
-  if (section) goTo(section);
+  link.copied = null;
 
   const isCut = state.has("v") && checksum(text.split("&z=")[0]) !== state.get("z");
   link.damaged = isOther || isCut || wrong.length > 0;
@@ -1470,16 +1472,30 @@ function restore(text = location.hash.slice(1)) {
   $("failure").textContent = isOther
     ? "This link is of another version of this page, which cannot read it. The page is shown as it opens."
     : `This link is damaged or incomplete.${["d", "x", "m"].some((key) => wrong.includes(key)) ? " Its image cannot be read." : ""}${wrong.includes("only") ? ` “only” takes ${SECTIONS.join(", ")}.` : ""} What could be read is shown.`;
+  if (link.damaged) scrollTo(0, 0); // where this is said
+  else if (section) goTo(section, "instant");
 }
 
 function setType() {
   document.documentElement.toggleAttribute("data-big", $("big").checked);
 }
 
-// To a section: its heading in sight, and the next Tab begins there.
-function goTo(id) {
+// What a person has chosen in a section, if anything.
+function choiceOf(id) {
+  const changed = dimensions.offsets.findIndex(Boolean);
+  if (id === "digits" && dimensions.chosen !== null) return $(`bar${dimensions.chosen}`);
+  if (id === "routing" && digits.child !== null) return $("couplings");
+  if (id === "routing" && dimensions.chosen !== null) return $("walk");
+  if (id === "dimensions") return changed < 0 ? $("picker") : $(`slider${changed}`).parentNode;
+  return { em: $("plane"), viewpoint: $("view") }[id];
+}
+
+// To a section: its heading in sight, and the next Tab begins there. What is chosen in the section is in sight too, and
+// the heading where both find room.
+function goTo(id, behavior = "auto") {
   const heading = $(`${id}-title`);
-  (id === SECTIONS[0] ? document.body : heading).scrollIntoView();
+  (id === SECTIONS[0] ? document.body : heading).scrollIntoView({ behavior });
+  if (behavior === "instant") choiceOf(id)?.scrollIntoView({ behavior, block: "nearest" });
   heading.focus({ preventScroll: true });
 }
 
@@ -1490,25 +1506,34 @@ function setUpLink() {
       goTo(anchor.hash.slice(1));
     });
   }
+  for (const id of SECTIONS) {
+    const button = element("button", { type: "button", className: "copy", textContent: "Copy link" });
+    button.setAttribute("aria-label", `Copy link to “${$(`${id}-title`).textContent}”`);
+    button.addEventListener("click", () => copyLink(id));
+    $(`${id}-title`).after(button);
+  }
+  addEventListener("scroll", () => { link.copied = null; });
   addEventListener("hashchange", ({ newURL }) => restore(new URL(newURL).hash.slice(1)));
   for (const type of ["pointerdown", "keydown"]) addEventListener(type, () => { link.damaged = false; $("copied").hidden = true; }, true);
   for (const type of ["input", "click", "pointerup", "keyup", "scroll"]) addEventListener(type, rememberSoon);
   $("big").addEventListener("change", setType);
   $("section-names").textContent = SECTIONS.join(", ");
   $("part-names").textContent = [...PARTS].join(", ");
-  $("copy").addEventListener("click", async () => {
-    history.replaceState(null, "", `#${stateText()}`);
-    const holds = `The link holds ${drawing.example < 0 ? "your drawing" : "this test image"}, every setting and the section.`;
-    const elsewhere = location.protocol === "file:" ? " This page is a file on your machine: others put the part from # behind the address of their own copy." : "";
-    $("copied").hidden = false;
-    try {
-      await navigator.clipboard.writeText(location.href);
-      $("copied").textContent = `Copied. ${holds}${elsewhere}`;
-    } catch {
-      $("copied").textContent = `Copy the address of this page. ${holds}${elsewhere}`;
-    }
-    tell("copied", `${$("copied").textContent} `);
-  });
+}
+
+async function copyLink(id) {
+  link.copied = id;
+  history.replaceState(null, "", `#${stateText()}`);
+  const holds = `The link holds ${drawing.example < 0 ? "your drawing" : "this test image"}, every setting and this section, “${$(`${id}-title`).textContent}”.`;
+  const elsewhere = location.protocol === "file:" ? " This page is a file on your machine: others put the part from # behind the address of their own copy." : "";
+  $("copied").hidden = false;
+  try {
+    await navigator.clipboard.writeText(location.href);
+    $("copied").textContent = `Copied. ${holds}${elsewhere}`;
+  } catch {
+    $("copied").textContent = `Copy the address of this page. ${holds}${elsewhere}`;
+  }
+  tell("copied", `${$("copied").textContent} `);
 }
 
 // ------------------------------------------------------------------------------------------------------ 7. the tour
