@@ -1331,12 +1331,19 @@ def test_the_tour_asks_shows_and_gives_everything_back(size: tuple[int, int], pa
         assert text.startswith(f"{step // 2 + 1} of {n}. ")
         assert ("?" in text) == (step % 2 == 0)
         texts += text
-        control, box, height = page.execute_script("""
+        control, box, height, is_seen = page.execute_script("""
             const rect = (e) => { const { top, bottom } = e.getBoundingClientRect(); return [top, bottom]; };
-            return [rect(document.querySelector(".toured")), rect($("tour")), innerHeight];""")
+            const shown = document.querySelector(".toured");
+            const { left, top, width, height } = shown.getBoundingClientRect();
+            const part = document.elementFromPoint(left + width / 2, top + Math.min(30, height / 2));
+            return [rect(shown), rect($("tour")), innerHeight, shown.contains(part)];""")
+        assert is_seen, step  # under nothing
         assert control[0] >= 0
         assert min(control[1], control[0] + 60) <= box[0], (step, control, box)  # not behind the tour's box
         assert box[1] <= height
+        buttons = page.find_elements("css selector", "#tour button")
+        assert min(button.size["height"] for button in buttons) >= 36  # wherever in the page the box stands
+        assert buttons[0].rect["x"] + buttons[0].rect["width"] + 10 < buttons[1].rect["x"]
         outlined = page.execute_script("const e = document.querySelector('.toured'); return e.id || e.className")
         assert outlined.startswith(spoken_of[step // 2])
         page.find_element("id", "tour-end").send_keys(Keys.TAB)

@@ -1559,7 +1559,7 @@ const TOUR = [
   { about: "plane", next: "plane-iterations", before: () => setPlane(START.flat(2), 1), reveal: () => setPlane(START.flat(2), 3),
     question: "Another routing, EM, fits a Gaussian to votes. Which parent has votes that lie close together?",
     answer: "Parent A: after three iterations three of the four children are assigned to it. The slider shows each iteration." },
-  { about: "view", hidden: "#verdict, #viewpoint .small-bars",
+  { about: "view", hidden: "#verdict, #viewpoint .small-bars, #ring, #ring-text",
     question: "An object from a side that neither network has seen. Which network classifies it correctly?",
     answer: "See the sentence beside the object. The ring shows all sides. The text below says what holds over many objects." },
 ];
@@ -1581,7 +1581,7 @@ function setUpTour() {
     const shown = what === "sliders" ? $("sliders").firstElementChild : $(what); // its first row
     (what === "sliders" ? shown.querySelector("input") : $(control ?? what)).before(tour); // so that it is the next stop of Tab
     shown.classList.add("toured");
-    shown.scrollIntoView({ block: "center" });
+    shown.scrollIntoView({ block: shown.closest(".desk") ? "nearest" : "start" }); // the desk is one screen with its image
     $("tour-text").replaceChildren(bold(`${(step >> 1) + 1} of ${TOUR.length}. `), !isAnswer ? question : typeof answer === "string" ? answer : answer());
     $("tour-next").textContent = !isAnswer ? "Show" : step + 1 < 2 * TOUR.length ? "Next" : "End";
     $("tour-back").disabled = step === 0;
