@@ -662,7 +662,7 @@ function showWalk() {
   const [cx, cy] = at(now.ends.at(-1)).split(" ");
   shape($("walk"), "circle", { cx, cy, r: 6, style: `fill:${colour}` });
   const part = ({ length, total }) => percent(length / total, 0);
-  $("walk-text").textContent = `The ${I} votes for ${j}, each times its coupling, laid end to end from the middle. Their lengths add up to ${now.total.toFixed(2)}; the sum s has length ${now.length.toFixed(2)}, ${part(now)} of it. With even couplings (dotted): ${part(even)}. The straighter the way, the better they agree. Bold: the chosen place.`;
+  $("walk-text").textContent = `The ${I} votes for ${j}, each times its coupling, laid end to end from where the axes cross. Their lengths add up to ${now.total.toFixed(2)}; the sum s has length ${now.length.toFixed(2)}, ${part(now)} of that. With even couplings (dotted): ${part(even)}. The straighter the way, the better they agree. Bold: the chosen place.`;
   // The votes of one place, as arrows from the middle: ten times coupling times vote, which is the vote where couplings are even.
   const arrows = ({ c }) => Array.from({ length: types }, (_, t) => {
     const i = place * types + t;
@@ -828,6 +828,7 @@ function setUpAnswer() {
   $("walk-digit").addEventListener("change", () => chooseCapsule(Number($("walk-digit").value)));
   $("csv").addEventListener("click", saveVotes);
   $("trained-iterations").textContent = digits.iteration;
+  $("n-types").textContent = about.digits.config.types;
   $("n-primary").textContent = about.digits.config.side ** 2 * about.digits.config.types;
   $("iterations").addEventListener("input", () => setRouting(Number($("iterations").value), digits.even));
   $("even").addEventListener("change", () => setRouting(digits.iteration, $("even").checked));
@@ -858,7 +859,7 @@ function setUpAnswer() {
   const of = (model) => about.digits.accuracies.find((row) => row.model === model && row.metric === "set_accuracy").after;
   const [capsules, cnn] = [of("capsnet"), of("cnn_pool")];
   const [capsulesPart, cnnPart] = apart(capsules, cnn);
-  $("better").replaceChildren(`On ${thousands(about.digits.nTest)} test images the capsules classify both digits correctly in `, bold(capsulesPart),
+  $("better").replaceChildren(`On ${thousands(about.digits.nTest)} test images, each of two ${about.digits.run.dataset} digits, the capsules classify both digits correctly in `, bold(capsulesPart),
     ". The CNN with pooling has as many parameters and does so in ", bold(cnnPart),
     `: here ${capsules > cnn ? "the capsules are" : "the CNN is"} better. `, about.digits.study
       ? `Over ${about.digits.study.n} trainings of each, with different seeds, the means are ${studyText(about.digits.study)}`
@@ -1099,7 +1100,7 @@ function setUpRing() {
   view.knob = shape(svg, "circle", { r: 8, style: "fill:var(--text);stroke:var(--card);stroke-width:2.5" });
   $("ring-text").append(
     "Filled: classified correctly at this azimuth, for this object and elevation. Outer ring ", element("span", { className: "swatch capsules" }),
-    "capsules, inner ring ", element("span", { className: "swatch cnn" }), "CNN. ", element("span", { id: "ring-count" }));
+    "capsules, inner ring ", element("span", { className: "swatch cnn" }), `CNN. ${part.heldOut === "azimuth" ? "Dotted: held out, so no side of the training. " : ""}`, element("span", { id: "ring-count" }));
   const turn = (event) => {
     const box = svg.getBoundingClientRect();
     const x = ((event.clientX - box.left) / box.width) * 440 - CENTRE.x;
@@ -1221,9 +1222,9 @@ function showNumbers() {
       (text) => element("td", { textContent: text }))));
   }
   const { nTest, naming } = about.digits;
-  $("naming").textContent = `Trained on pairs alone, the network always has a second capsule. So a second digit is found where redrawing it explains at least ${percent(naming.explains)} of the squared error that the first leaves.`
-    + ` There are three reasons to find none. The longest capsule is below ${naming.least}, less than ${percent(naming.explained)} of the image is explained, or strokes are wider than ${naming.widest} pixels.`
-    + ` These bounds were chosen on ${thousands(naming.nChoice)} composites of training digits and as many single ones. Of ${thousands(nTest)} test images of one digit they find one in ${percent(naming.one)}. Of ${thousands(nTest)} of two they find two in ${percent(naming.two)}.`;
+  $("naming").textContent = `The network was trained on pairs alone, and some capsule is always the second longest. So a second digit is found only where redrawing it explains at least ${percent(naming.explains)} of the squared error that the first leaves.`
+    + ` There are three reasons to find no digit at all. The longest capsule is below ${naming.least}, less than ${percent(naming.explained)} of the image is explained, or strokes are wider than ${naming.widest} pixels.`
+    + ` These bounds were chosen on ${thousands(naming.nChoice)} pairs of training digits, one laid over the other, and as many single ones. Of ${thousands(nTest)} test images of one digit they find one in ${percent(naming.one)}. Of ${thousands(nTest)} of two they find two in ${percent(naming.two)}.`;
   const { run } = about.digits;
   $("provenance").textContent = `Two digits: ${run.dataset}, seed ${run.seed}, ${run.epochs} epochs,`
     + ` ${thousands(about.digits.nTest)} test images; test images 1 to ${about.digits.nExamples} of this page are the first of them.`
@@ -1305,6 +1306,9 @@ function setUpPlane() {
   const svg = $("plane");
   const COLOUR = ["var(--capsules)", "var(--third)"];
   shape(svg, "path", { class: "axis", d: "M10 180H350M180 10V350" });
+  plane.ellipses = COLOUR.map((colour) => shape(svg, "ellipse", {
+    style: `fill:${colour};fill-opacity:0.15;stroke:${colour};stroke-width:2;pointer-events:none`,
+  }));
   plane.handles = [];
   const move = (n, x, y) => {
     const within = (value) => hundredths(Math.max(-PLANE.reach, Math.min(PLANE.reach, value)));
@@ -1329,9 +1333,6 @@ function setUpPlane() {
     });
     plane.handles.push(handle);
   }
-  plane.ellipses = COLOUR.map((colour) => shape(svg, "ellipse", {
-    style: `fill:${colour};fill-opacity:0.15;stroke:${colour};stroke-width:2;pointer-events:none`,
-  }));
   svg.addEventListener("pointermove", (event) => {
     if (plane.drag === null) return;
     const box = svg.getBoundingClientRect();
