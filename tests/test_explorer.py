@@ -1262,7 +1262,8 @@ def test_a_link_holds_angles_and_votes_as_they_are_dragged(page: Any) -> None:
         $("plane").setPointerCapture = () => {};
         return Array.from({ length: 40 }, (_, k) => {
             setView(400 * random() - 20, 130 * random() - 40);
-            move("pointerdown", 0, 0, plane.handles[k % 8].firstChild);
+            const dot = plane.handles[k % 8].firstChild.getBoundingClientRect();
+            move("pointerdown", dot.left + dot.width / 2, dot.top + dot.height / 2, $("plane"));
             move("pointermove", box.left + box.width * random(), box.top + box.height * random(), $("plane"));
             move("pointerup", 0, 0, $("plane"));
             const [before, text] = [all(), stateText()];
@@ -1313,6 +1314,18 @@ def test_votes_in_the_plane_are_dragged(page: Any) -> None:
     settled(page, lambda: text_of(page, "assignments") != before)
     moved = np.flatnonzero(np.array(page.execute_script("return [...explorer.plane.votes]")) != votes)
     assert moved.tolist() == [0, 1]
+    before = page.execute_script("return [...explorer.plane.votes]")
+    page.execute_cdp_cmd("Emulation.setTouchEmulationEnabled", {"enabled": True, "maxTouchPoints": 1})
+    x, y = page.execute_script("""
+        const { left, top, width, height } = plane.handles[5].getBoundingClientRect();
+        return [left + width / 2 + 14, top + height + 4];""")  # beside the dot, as a finger falls
+    for kind, points in (("touchStart", [{"x": x, "y": y}]), ("touchMove", [{"x": x - 40, "y": y}]), ("touchEnd", [])):
+        page.execute_cdp_cmd("Input.dispatchTouchEvent", {"type": kind, "touchPoints": points})
+    page.execute_cdp_cmd("Emulation.setTouchEmulationEnabled", {"enabled": False})
+    drawn(page)
+    moved = np.flatnonzero(np.array(page.execute_script("return [...explorer.plane.votes]")) != before)
+    assert 10 in moved
+    assert set(moved) <= {10, 11}  # the vote of child 3 for B
 
 
 @pytest.mark.parametrize("size", [(1280, 720), (390, 664)])

@@ -1305,6 +1305,7 @@ function setPlane(votes, iterations) {
 function setUpPlane() {
   const svg = $("plane");
   const COLOUR = ["var(--capsules)", "var(--third)"];
+  const FINGER = 0.5; // of the plane, some 20 pixels on a phone
   shape(svg, "path", { class: "axis", d: "M10 180H350M180 10V350" });
   plane.ellipses = COLOUR.map((colour) => shape(svg, "ellipse", {
     style: `fill:${colour};fill-opacity:0.15;stroke:${colour};stroke-width:2;pointer-events:none`,
@@ -1320,11 +1321,6 @@ function setUpPlane() {
     const handle = shape(svg, "g", { tabindex: 0, role: "slider", class: "handle", "aria-valuemin": -PLANE.reach, "aria-valuemax": PLANE.reach, "aria-label": `Vote of child ${(n >> 1) + 1} for ${PLANE.names[n % 2]}` });
     shape(handle, "circle", { style: `fill:${COLOUR[n % 2]};stroke:var(--card);stroke-width:1.5` });
     shape(handle, "text", { "text-anchor": "middle", y: -12, class: "strong" }, `${(n >> 1) + 1}${PLANE.names[n % 2]}`);
-    handle.addEventListener("pointerdown", (event) => {
-      event.preventDefault(); // no selection of text
-      svg.setPointerCapture(event.pointerId);
-      plane.drag = n;
-    });
     handle.addEventListener("keydown", (event) => {
       const step = { ArrowLeft: [-0.2, 0], ArrowRight: [0.2, 0], ArrowUp: [0, 0.2], ArrowDown: [0, -0.2] }[event.key];
       if (!step) return;
@@ -1333,12 +1329,21 @@ function setUpPlane() {
     });
     plane.handles.push(handle);
   }
-  svg.addEventListener("pointermove", (event) => {
-    if (plane.drag === null) return;
+  const at = (event) => {
     const box = svg.getBoundingClientRect();
     const of = (part, length) => (((part / length) * 360 - 180) * PLANE.reach) / 170;
-    move(plane.drag, of(event.clientX - box.left, box.width), -of(event.clientY - box.top, box.height));
+    return [of(event.clientX - box.left, box.width), -of(event.clientY - box.top, box.height)];
+  };
+  svg.addEventListener("pointerdown", (event) => { // the nearest vote, since a finger is wider than a dot
+    const [x, y] = at(event);
+    const far = plane.handles.map((_, n) => Math.hypot(plane.votes[2 * n] - x, plane.votes[2 * n + 1] - y));
+    const n = far.indexOf(Math.min(...far));
+    if (far[n] > FINGER) return;
+    event.preventDefault(); // no selection of text
+    svg.setPointerCapture(event.pointerId);
+    plane.drag = n;
   });
+  svg.addEventListener("pointermove", (event) => { if (plane.drag !== null) move(plane.drag, ...at(event)); });
   for (const end of ["pointerup", "pointercancel"]) svg.addEventListener(end, () => { plane.drag = null; });
   $("plane-iterations").addEventListener("input", () => {
     PLANE.iterations = Number($("plane-iterations").value);
