@@ -1473,6 +1473,10 @@ def test_one_announcement_after_a_stroke(page: Any) -> None:
 def colours(page: Any, dark: bool) -> dict[str, Array]:
     """Custom properties of the style sheet -> sRGB in [0, 1]."""
     show_as(page, 1280, 900, dark)
+    return colours_now(page)
+
+
+def colours_now(page: Any) -> dict[str, Array]:
     found = page.execute_script("""
         const probe = document.querySelector("#ring").appendChild(document.createElementNS(SVG, "path"));
         const names = ["card", "fill", "edge", "soft", "text", "accent", "first", "second", "capsules", "third", "cnn"];
@@ -1494,12 +1498,13 @@ def luminance(rgb: Array) -> float:
     return float(linear @ [0.2126, 0.7152, 0.0722])
 
 
+def contrast(a: Array, b: Array) -> float:
+    low, high = sorted((luminance(a), luminance(b)))
+    return (high + 0.05) / (low + 0.05)
+
+
 @pytest.mark.parametrize("dark", [False, True])
 def test_colours_are_seen_and_differ_in_grey(dark: bool, page: Any) -> None:
-    def contrast(a: Array, b: Array) -> float:
-        low, high = sorted((luminance(a), luminance(b)))
-        return (high + 0.05) / (low + 0.05)
-
     of = colours(page, dark)
     for name in ("fill", "edge", "first", "second", "capsules", "third", "cnn", "viewpointCnn"):
         assert contrast(of[name], of["card"]) >= 3, name
@@ -1518,6 +1523,12 @@ def test_bars_are_seen_in_forced_colours(page: Any) -> None:
         return [".bar .track", ".bar .track i", ".swatch.cnn"].map(
             (selector) => getComputedStyle(document.querySelector(selector)).backgroundColor)""")
     assert len(set(seen)) == 3
+    # Pictures stand on white, in a dark scheme too.
+    active = [("forced-colors", "active"), ("prefers-color-scheme", "dark")]
+    features = [{"name": name, "value": value} for name, value in active]
+    page.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+    of = colours_now(page)
+    assert min(contrast(of[name], np.ones(3)) for name in ("capsules", "third", "accent", "edge", "viewpointCnn")) >= 3
 
 
 @pytest.mark.parametrize(("lesson", "n_pages"), [("", 2), ("only=digits", 1), ("only=routing", 1)])

@@ -1547,11 +1547,11 @@ async function copyLink(id) {
 // Of each step: what it speaks of; the control that Tab comes to next, if it is another; what a question hides until it is
 // answered; what is done before the question, and before the answer.
 const TOUR = [
-  { about: "draw", hidden: "#answer, #cnn-answer, .bar, #recons figure", before: () => showExample(0),
+  { about: "draw", hidden: "#answer, #cnn-answer, .bar, #recons figure", before: () => showExample(about.digits.nExamples),
     question: "This image holds two digits, one over the other. Which two do you see?",
     answer: () => `${$("answer").textContent} A capsule is a small group of numbers for one thing. Its length says whether the thing is there.` },
   { about: "bars", next: "bar0", hidden: "#cnn-answer, .bar .thin", before: () => showExample(about.digits.nExamples),
-    question: "A plain CNN looks at this image. Will it classify both digits correctly, as the capsules do?",
+    question: "A plain CNN looks at the same image. Will it classify both digits correctly, as the capsules do?",
     answer: "No. The thin bars are its answer. Of other images only the CNN classifies both digits correctly." },
   { about: "recons", next: "next-example", hidden: "#recons figure",
     question: "From sixteen numbers a capsule can redraw its digit. Will each redrawn image hold one digit or both?",
