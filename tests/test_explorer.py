@@ -1606,10 +1606,20 @@ def test_a_static_host_serves_the_folder(page: Any, tmp_path: Path) -> None:
     workflow = (ROOT / ".github/workflows/pages.yml").read_text()
     commands = re.search(r"run: \|\n((?: {10}.*\n)+)", workflow)
     assert commands
-    script = commands[1].replace("_site", str(site)).replace("${{ steps.pages.outputs.base_url }}", "http://127.0.0.1")
+    script = commands[1].replace("_site", str(site))
+    for name, value in (
+        ("steps.pages.outputs.base_url", "http://127.0.0.1"), ("github.server_url", "http://127.0.0.2"),
+        ("github.repository", "some/one"),
+    ):
+        script = script.replace(f"${{{{ {name} }}}}", value)
+    assert "${{" not in script
     subprocess.run(["bash", "-euc", script], cwd=ROOT, check=True)
     assert sorted(path.name for path in (site / "explorer").iterdir()) == ["index.html", "preview.png"]
-    assert 'content="http://127.0.0.1/explorer/preview.png"' in (site / "explorer/index.html").read_text()[:3000]
+    published = (site / "explorer/index.html").read_text()
+    assert 'content="http://127.0.0.1/explorer/preview.png"' in published[:3000]
+    assert '<meta name="description" content="Draw two digits' in published[:3000]
+    pages = re.findall(r'href="(?!#|data:,|https:)([^"$]*)"', published)
+    assert pages == [f"http://127.0.0.2/some/one/blob/main/{p}" for p in ("README.md", "docs/how_capsules_work.md")]
     for folder in (site, ROOT):
         handler = functools.partial(QuietHandler, directory=str(folder))
         with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
