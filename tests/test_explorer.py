@@ -1150,11 +1150,13 @@ def test_a_link_holds_every_setting_and_the_section(page: Any) -> None:
 
 def test_a_link_pasted_into_the_open_page_is_followed(page: Any) -> None:
     first, second = (page.execute_script("showExample(arguments[0]); return stateText()", k) for k in (4, 9))
+    page.execute_script("$('copied').hidden = false")  # it speaks of the link before
     for text, example in ((first, 4), (second, 9)):
         page.execute_script("location.hash = arguments[0]", text)
         settled(page, functools.partial(page.execute_script, f"return drawing.example === {example}"))
         time.sleep(0.4)  # longer than the page waits before it writes the address
         assert page.execute_script("return drawing.example") == example
+        assert not page.find_element("id", "copied").is_displayed()
 
 
 @pytest.mark.parametrize(
@@ -1236,7 +1238,7 @@ def test_a_copied_link_names_the_section_of_its_button(size: tuple[int, int], pa
         settled(page, lambda: text_of(page, "copied").startswith("Copied."))
         assert f"&s={section}&" in page.execute_script("return copiedText")
         title = text_of(page, f"{section}-title")
-        assert f"this section, “{title}”" in text_of(page, "copied")
+        assert f"the section “{title}”" in text_of(page, "copied")
         said = page.find_element("id", "copied").rect
         assert said["y"] - page.execute_script("return scrollY") + said["height"] == pytest.approx(size[1], abs=1)
         time.sleep(0.4)  # longer than the page waits before it writes the address

@@ -1471,6 +1471,7 @@ function restore(text = location.hash.slice(1)) {
   selectObject(read("o", whole(0, part.classes.length - 1), part.opening.object));
   const section = read("s", (word) => (SECTIONS.includes(word) ? word : null), null);
   link.copied = null;
+  $("copied").hidden = true;
 
   const isCut = state.has("v") && checksum(text.split("&z=")[0]) !== state.get("z");
   link.damaged = isOther || isCut || wrong.length > 0;
@@ -1530,8 +1531,8 @@ function setUpLink() {
 async function copyLink(id) {
   link.copied = id;
   history.replaceState(null, "", `#${stateText()}`);
-  const holds = `The link holds ${drawing.example < 0 ? "your drawing" : "this test image"}, every setting and this section, “${$(`${id}-title`).textContent}”.`;
-  const elsewhere = location.protocol === "file:" ? " This page is a file on your machine: others put the part from # behind the address of their own copy." : "";
+  const holds = `The link holds ${drawing.example < 0 ? "your drawing" : "this test image"}, every setting and the section “${$(`${id}-title`).textContent}”.`;
+  const elsewhere = location.protocol === "file:" ? " Your page is a file: others put the part from # behind the address of their own copy." : "";
   $("copied").hidden = false;
   try {
     await navigator.clipboard.writeText(location.href);
