@@ -190,7 +190,7 @@ def search(config: Config, cache: Path) -> dict[str, Any]:
 def parse_search(argv: Sequence[str]) -> tuple[Config, Options]:
     return parse(
         Config, Options, argv, "Search rate, weight decay and length of training of one network on views of objects.",
-        [("", "Dense capsules, new azimuths: about an hour and a half."),
+        [("", "Dense capsules, new azimuths: about 90 minutes."),
          ("--model cnn", "The CNN of their size: about 15 minutes.")],
     )[:2]
 

@@ -121,7 +121,7 @@ class Config(Settings):
     beta_v_init: float = conv.Config.beta_v_init
 
     def dependent(self) -> dict[str, Any]:
-        return {"n_epochs": 20, "cnn_epochs": self.n_epochs or 20}
+        return {"n_epochs": 20, "cnn_epochs": self.n_epochs or 20, **conv.PRESETS["small"]}
 
     def check(self) -> None:
         if self.dataset == "smallnorb" and self.data_dir is None:
@@ -136,7 +136,7 @@ class Config(Settings):
             if self.dataset not in DIGIT_SETS:
                 raise SettingError("network", "capsnet needs --dataset mnist or strokes")
             for name in (name for name in OF_MATRIX if name != "cnn_epochs"):
-                if getattr(self, name) != getattr(Config, name):
+                if getattr(self, name) != conv.PRESETS["small"].get(name, getattr(Config, name)):
                     raise SettingError(name, "not together with --network capsnet")
 
 

@@ -114,6 +114,10 @@ CAPS_STRIDES = {"convcaps1": 2, "convcaps2": 1}
 DIGIT_SETS = ("auto", "mnist", "strokes")
 VIEW_SETS = ("voxels", "shapes", "smallnorb", "toys")
 OBJECT_SETS = ("smallnorb", "toys")  # in the files of smallNORB
+PRESETS: dict[str, dict[str, Any]] = {  # [Hinton 2018, sec. 4] has the second one's sizes and iterations
+    "small": {"sizes": (32, 4, 4, 8), "em_iters": 2, "variance_floor": 1.0, "lr": 0.015},
+    "paper": {"sizes": (64, 8, 16, 16), "em_iters": 3, "variance_floor": 8.0, "lr": 0.005},
+}
 VIEW_FIELDS = {field.name for field in dataclasses.fields(Viewpoints)} - {"dataset", "data_dir", "seed"}
 
 
@@ -139,18 +143,23 @@ class Config(Viewpoints):
     n_epochs: int = redeclared(smallnorb.Config, "n_epochs", shown="5")
     cnn_epochs: int = setting(None, int_in(1, 100_000), "The same for the CNN.", "10, or as --n-epochs")
     batch_size: int = setting(32, int_in(1, 4096), "Take each step on N images.")
-    lr: float = setting(0.015, float_in(1e-9, 10), "Learning rate of the capsules. It falls to 0.")
+    lr: float = setting(None, float_in(1e-9, 10), "Learning rate of the capsules. It falls to 0.",
+        "0.015, or the preset's")
     cnn_lr: float = setting(1e-3, float_in(1e-9, 10), "Learning rate of the CNN.")
     weight_decay: float = setting(0.0, float_in(0, 100),
         "A step shrinks the weights of convolutions, and of a CNN's dense layers, by lr * X.")
-    sizes: tuple[int, int, int, int] = setting((32, 4, 4, 8), list_of(int_in(1, 1024)), "Channels of conv1, and"
-        " types of the primary capsules and of those of the two layers above.",
-        paper="32,32,32,32, or 64,8,16,16 (section 4)", group="networks")
-    em_iters: int = setting(2, int_in(1, 20), "Route in N iterations. For 3, also give --variance-floor 4 --lr 0.005:"
-        " a lower floor lets each iteration sharpen the assignments until learning is slow.",
+    preset: str = setting("small", tuple(PRESETS), "Small networks, or the smaller one of the paper: sizes 64,8,16,16,"
+        " 68,754 parameters on stereo images, three iterations, with a floor and a rate of ours.", group="networks")
+    sizes: tuple[int, int, int, int] = setting(None, list_of(int_in(1, 1024)), "Channels of conv1, and"
+        " types of the primary capsules and of those of the two layers above.", "32,4,4,8, or the preset's",
+        paper="32,32,32,32, or 64,8,16,16 (section 4)")
+    em_iters: int = setting(None, int_in(1, 20), "Route in N iterations. For 3, also give --variance-floor 8"
+        " --lr 0.005: a lower floor lets each iteration sharpen the assignments until learning is slow.",
+        "2, or the preset's",
         paper="3 is the best of its table 1")
     em_grad: str = redeclared(smallnorb.Config, "em_grad")
-    variance_floor: float = redeclared(smallnorb.Config, "variance_floor", 1.0, paper="0", kind=float_in(1e-6, 1e6))
+    variance_floor: float = redeclared(smallnorb.Config, "variance_floor", None, shown="1, or the preset's", paper="0",
+                                       kind=float_in(1e-6, 1e6))
     beta_v_init: float = setting(-0.2, float_in(-10, 10),
         "Initial beta_v, counted from -log(variance floor) / 2: below 0, votes that agree activate a capsule.")
     loss: str = setting("spread", ("spread", "cross-entropy"), "Loss of the capsules: the paper's spread loss of the"
@@ -166,7 +175,7 @@ class Config(Viewpoints):
     def dependent(self) -> dict[str, Any]:
         own: dict[str, Any] = {"image_size": smallnorb.IMAGE_SIZE if self.has_views else multimnist.DIGIT_SIDE,
                "in_channels": 2 if self.dataset in OBJECT_SETS else 1, "n_classes": len(self.classes),
-               "n_epochs": 5, "cnn_epochs": self.n_epochs or 10}
+               "n_epochs": 5, "cnn_epochs": self.n_epochs or 10, **PRESETS[self.preset]}
         if self.has_held_out:
             return super().dependent() | own
         unused = f"needs --dataset {', '.join(VIEW_SETS[:-1])} or {VIEW_SETS[-1]}"

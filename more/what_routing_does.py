@@ -134,7 +134,7 @@ class Config(Settings):
             return {}
         script = SCRIPTS[self.study]
         length = multimnist.Config.n_epochs if self.study in CAPSNET else conv.Config().n_epochs
-        return {"n_epochs": length, "lr": script.Config.lr}
+        return {"n_epochs": length, "lr": script.Config().lr}
 
     def check(self) -> None:
         for name, studies in {**OF_STUDIES, "plain": ("shapes", *CAPSNET)}.items():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import numpy as np
 import pytest
 
 import multimnist_capsnet as digits
@@ -152,8 +153,8 @@ def test_cnns_are_trained_as_the_capsules_unless_they_have_settings_of_their_own
 
     assert trained(views, "--lr 0.01 --n-epochs 3") == [(3, 0.01)] * 3
     assert trained(views, "--lr 0.01 --n-epochs 3 --cnn-lr 0.1 --cnn-epochs 1") == [(3, 0.01), (1, 0.1), (1, 0.1)]
-    assert trained(conv, "--n-epochs 3") == [(3, conv.Config.lr), (3, conv.Config.cnn_lr)]
-    assert trained(conv, "--n-epochs 3 --cnn-lr 0.1 --cnn-epochs 7") == [(3, conv.Config.lr), (7, 0.1)]
+    assert trained(conv, "--n-epochs 3") == [(3, 0.015), (3, conv.Config.cnn_lr)]
+    assert trained(conv, "--n-epochs 3 --cnn-lr 0.1 --cnn-epochs 7") == [(3, 0.015), (7, 0.1)]
 
 
 def test_presets_and_flags_make_the_config() -> None:
@@ -166,4 +167,8 @@ def test_presets_and_flags_make_the_config() -> None:
     assert config_of(digits, ["--min-iou", "0", "--plain"]) == digits.Config(min_iou=0, plain=True)
     assert config_of(affine, ["--canvas", "40"]) == affine.Config(canvas=40, max_shift=6)
     assert config_of(affine, ["--preset", "paper"]).conv_channels == 256
+    matrix = config_of(conv, ["--preset", "paper", "--lr", "0.01", "--dataset", "toys"])
+    assert (matrix.sizes, matrix.em_iters, matrix.variance_floor, matrix.lr) == ((64, 8, 16, 16), 3, 8.0, 0.01)
+    params = conv.make_models(matrix)["capsules"].init_params(np.random.default_rng(0))
+    assert sum(p.size for p in params.values()) == 68_754
     assert from_json(views.Config, {"lr": 1 / 3}).lr == 1 / 3  # of a checkpoint: every digit
