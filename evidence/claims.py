@@ -191,7 +191,18 @@ CLAIMS: tuple[Claim, ...] = (
 )
 
 
-REGISTERED: tuple[Claim, ...] = ()
+REGISTERED: tuple[Claim, ...] = (
+    Claim(
+        "Matrix capsules generalise better than a CNN to new azimuths",
+        "smallNORB: error 13.5 % against 20.0 %", "docs/smallnorb_novel_viewpoint.md", (
+            Condition(
+                "dense, drawn shapes", "smallnorb_novel_viewpoint/registered_azimuths.json", "capsules:capsules",
+                "cnn:cnn_matched", "held_out_accuracy", "2000:2352",
+                searches=("shapes_azimuths_dense_capsules_2_iterations.json", "shapes_azimuths_dense_cnn.json"),
+            ),
+        ),
+    ),
+)
 
 
 def listed(source: str) -> set[Condition]:

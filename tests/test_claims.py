@@ -214,10 +214,14 @@ def test_a_registered_comparison_has_the_settings_of_its_searches(
 
 
 def test_the_list_can_be_read_from_its_text() -> None:
-    own = {c._replace(name="") for one in claims.CLAIMS for c in one.conditions}
+    both = [
+        {c._replace(name="") for one in those for c in one.conditions} for those in (claims.CLAIMS, claims.REGISTERED)
+    ]
+    own = both[0] | both[1]
     assert listed((ROOT / "evidence" / "claims.py").read_text()) == own
-    assert len(own) == sum(len(one.conditions) for one in claims.CLAIMS) >= 25
-    assert all(int(c.seeds.split(":")[0]) >= 200 for c in own)
+    assert len(own) == sum(len(one.conditions) for one in (*claims.CLAIMS, *claims.REGISTERED)) >= 25
+    for those, first in zip(both, (200, 2000), strict=True):
+        assert all(int(c.seeds.split(":")[0]) >= first for c in those)
     with pytest.raises(ValueError, match="malformed node"):
         listed("x = Condition('a', open('b'))")
 
