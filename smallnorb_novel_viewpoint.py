@@ -1049,16 +1049,15 @@ def require_own_outputs(experiment: str, config: Any, options: Any) -> None:
     if checkpoint and not options.resume and is_there(checkpoint):
         raise UserError(f"{checkpoint} is there: name another file, or go on from it with --resume")
     if out and is_there(out):
-        known = {name for name, value in vars(config).items() if value not in (None, "auto")}  # before any data are
-        known -= {name for name in known if options.resume and name.endswith("epochs")}
         try:
-            found = json.loads(out.read_bytes())
-            is_own = found["experiment"] == experiment
-            is_own &= difference(from_json(type(config), found["config"]), config, known) is None
+            result = json.loads(out.read_bytes())
+            saved, of = from_json(type(config), result["config"]), result["experiment"]
         except Exception:  # whatever another file holds
-            is_own = False
-        if not is_own:
-            raise UserError(f"{out} is there, and is not of this run: name another file")
+            of = "something else"
+        if of != experiment:
+            raise UserError(f"{out} is there, and is a result of {of}: name another file")
+        known = {name for name, value in vars(config).items() if value not in (None, "auto")}  # before any data are
+        require_same(out, saved, config, known - {name for name in known if options.resume and name.endswith("epochs")})
 
 
 def plain(config: Any) -> dict[str, Any]:
@@ -1071,14 +1070,13 @@ def from_json(config: type[C], content: Mapping[str, Any]) -> C:
     return config(**{name: tuple(v) if isinstance(v, list) else v for name, v in content.items()})
 
 
-def difference(saved: Any, asked: Any, names: Collection[str]) -> str | None:
-    """The first of the fields in which two configurations differ, in words; not of those that are ``free``."""
+def require_same(path: Path, saved: Any, asked: Any, names: Collection[str]) -> None:
+    """Raises UserError where a file's configuration and another differ in a field of ``names`` that is not ``free``."""
     for field in dataclasses.fields(saved):
         old, new, it = getattr(saved, field.name), getattr(asked, field.name), field.metadata.get("it")
         if field.name in names and old != new and not (it and it.free):
             what = flag_of(field.name) if it else f"other {field.name.replace('_', ' ')}:"
-            return f"{what} {text_of(old)}, not {text_of(new)}"
-    return None
+            raise UserError(f"{path} was made with {what} {text_of(old)}, not {text_of(new)}")
 
 
 # Independent random streams of one seed, so that no part of a run shifts the draws of another
@@ -1203,11 +1201,7 @@ def require_resumable(path: Path, saved: Any, asked: Any) -> None:
     """Raises UserError where a resumed run would not be the saved one, gone on with. It may be longer where the
     learning rate and the loss do not depend on its length (``config.length_is_free``)."""
     longer = {name for name in vars(saved) if name.endswith("epochs") and getattr(saved, name) <= getattr(asked, name)}
-    fixed = vars(saved).keys() - (longer if getattr(asked, "length_is_free", False) else set())
-    if found := difference(saved, asked, fixed):
-        by_length = "epochs" in found and not getattr(asked, "length_is_free", False)
-        hint = "; its learning rate or loss depends on the length: train anew" if by_length else ""
-        raise UserError(f"cannot resume {path}: it was made with {found}{hint}")
+    require_same(path, saved, asked, vars(saved).keys() - (longer if getattr(asked, "length_is_free", False) else ()))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -1218,7 +1212,8 @@ class RunOptions(Settings):
     checkpoint: Path | None = setting(None, OUTPUT,
         "Save the networks there after every epoch, and read them from there.", usual=True)
     resume: bool = setting(False, bool, "Go on from --checkpoint, or begin where there is none yet: the numbers are"
-        " those of an unbroken run, bit for bit.", usual=True)
+        " those of an unbroken run, bit for bit. It may be longer where its learning rate and loss do not depend on"
+        " its length.", usual=True)
     threads: int = setting(1, int_in(1, 256), "Use N threads, which need the folder fast/ beside the script.")
     quiet: bool = setting(False, bool, "Show no progress of the training.")
 

@@ -27,8 +27,17 @@ from matplotlib.font_manager import findfont, fontManager, get_font
 
 from fast.workers import SERIAL
 from more import your_own_images as own
-from smallnorb_novel_viewpoint import INPUT, SettingError, Settings, TrainState, UserError, print_message, setting
-from support.experiment import load_checkpoint, redeclared, require_same, unfinished
+from smallnorb_novel_viewpoint import (
+    INPUT,
+    SettingError,
+    Settings,
+    TrainState,
+    UserError,
+    print_message,
+    require_same,
+    setting,
+)
+from support.experiment import load_checkpoint, redeclared, unfinished
 
 Array = np.ndarray
 MODELS = {"capsules": EM_CAPSULES, "cnn": CNN, "capsnet": CAPSNET._replace(colour=GREEN, marker="D")}

@@ -21,7 +21,6 @@ from smallnorb_novel_viewpoint import (
     TrainState,
     UsageError,
     UserError,
-    difference,
     parse,
     read_checkpoint,
     setting,
@@ -91,12 +90,6 @@ def unfinished(
             how = f"{script.EXPERIMENT} --checkpoint … --resume"
             return f"{path} holds {done:,} of {n_epochs:,} epochs of {name}; finish it with {how}"
     return None
-
-
-def require_same(path: Path, saved: Any, asked: Any, given: Collection[str], free: Collection[str] = ()) -> None:
-    """Raises UserError where a setting that is ``given`` differs from that of a checkpoint, and is not ``free``."""
-    if found := difference(saved, asked, {*given} - {*free}):
-        raise UserError(f"{path} was made with {found}")
 
 
 def require_writable(*paths: Path) -> None:

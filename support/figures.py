@@ -45,6 +45,7 @@ from smallnorb_novel_viewpoint import (
     list_of,
     one_of,
     parse,
+    require_same,
     script,
     setting,
     write_file,
@@ -53,7 +54,6 @@ from support.experiment import (
     ROOT,
     load_checkpoint,
     redeclared,
-    require_same,
     require_writable,
     unfinished,
 )
@@ -617,7 +617,7 @@ def load_finished(
     if path is None:
         return asked, {}
     config, states = load_checkpoint(experiment, path)
-    require_same(path, config, asked, given, free)
+    require_same(path, config, asked, {*given} - {*free})
     if "data_dir" in given and config.dataset in ("strokes", "voxels", "shapes", "toys"):
         raise UserError(f"{path} was trained on {config.dataset}, which have no files: leave --data-dir out")
     if left := unfinished(experiment, path, config, states, required):

@@ -92,11 +92,11 @@ smallnorb_novel_viewpoint.py test_protocol
      capsules_init: config.beta_v_init -> -config.beta_v_init
   test_defaults_are_the_stored_ones | module: 3.0 -> 2.0 | module: 1 / 16 -> 1 / 4 | module: 4.0 -> 2.0
 smallnorb_novel_viewpoint.py test_contract
-  test_an_output_that_is_none_of_this_runs_is_left_alone | require_own_outputs: not is_own -> False |
-     require_own_outputs: header['experiment'] == experiment -> True
+  test_an_output_that_is_none_of_this_runs_is_left_alone | require_own_outputs: of != experiment -> False |
+     require_own_outputs: of = 'something else' -> of = experiment
   test_a_full_disk | Session.after_step: str(error) -> ''
   test_dependent_defaults_and_checks_are_those_of_a_constructor_too | Settings.__post_init__: self.check() -> None
-  test_a_resumed_run_has_the_settings_of_its_beginning | difference: old != new -> False
+  test_a_resumed_run_has_the_settings_of_its_beginning | require_same: old != new -> False
   test_a_file_is_written_whole_or_not_at_all | write_file: temporary.unlink(missing_ok=True) -> None
   test_the_right_flag_is_named_where_one_is_near | Parser.error: difflib.get_close_matches(_a, _b, 1) -> []
   test_a_line_an_epoch_or_a_bar_on_a_terminal | Session.show: sys.stderr.isatty() -> False

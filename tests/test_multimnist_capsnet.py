@@ -211,7 +211,7 @@ def test_a_run_is_not_resumed_on_other_digits(
     assert "generated digits" in capsys.readouterr().err
     monkeypatch.setattr(m, "load_mnist", lambda *_: strokes()._replace(name="mnist"))
     line = failure(script, [*argv, "--resume"], capsys)
-    assert line == f"error: cannot resume {tmp_path / 'c'}: it was made with --dataset strokes, not mnist\n"
+    assert line == f"error: {tmp_path / 'c'} was made with --dataset strokes, not mnist\n"
     assert script.main([*argv, "--resume", "--dataset", "strokes"]) == 0
 
 

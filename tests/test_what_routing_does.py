@@ -233,7 +233,7 @@ def test_a_run_is_not_resumed_on_other_digits(
     capsys.readouterr()
     monkeypatch.setattr(base, "load_mnist", Mock(return_value=files))
     line = failure(m, [*argv, f"--checkpoint={tmp_path / 'c'}", "--resume"], capsys)
-    assert line.endswith("it was made with other dataset: strokes, not mnist\n")
+    assert line.endswith("was made with other dataset: strokes, not mnist\n")
 
 
 @pytest.mark.parametrize("study", ["shapes", "composites", "affnist"])
