@@ -75,7 +75,7 @@ smallnorb_novel_viewpoint.py test_protocol
   test_the_loss_of_an_epoch_is_the_mean_over_its_images | train: len(batch) -> config.batch_size |
      steps_per_epoch: math.ceil(_a / _b) -> _a // _b
   test_hard_accuracy_is_that_of_the_classes_that_look_new_from_behind |
-     hard_accuracy: (_a == _b)[_c] -> (_a == _b) |
+     class_accuracies: right[hard] -> right |
      module: ('L', 'tripod') -> ('L', 'frame') | make_result: data.held_out.labels -> data.familiar.labels
   test_cnns_are_the_nearest_in_size | make_models: round(_a) -> 1 + round(_a)
   test_jitter_is_drawn_for_each_image | crop: _a + 1 -> _a | crop: (2, _a, 1) -> (2, 1, 1) |
