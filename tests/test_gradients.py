@@ -214,7 +214,7 @@ def paper_cnn_case(dropout: bool) -> Case:
     factors = 2.0 * rng_of(8).integers(0, 2, (2, conv.N_HIDDEN)) if dropout else None
     model = conv.make_models(conv.Config(cnn="paper", image_size=13, in_channels=2, dtype="float64"))["cnn"]
     forward = model.forward
-    model = model._replace(forward=lambda params, x: forward(params, x, factors))
+    model = model._replace(forward=lambda params, x: forward(params, x, dropout=factors))
 
     def plain(p: Any, x: Any, constants: Any) -> tuple[Any, None]:
         return oracles.plain_cnn(p, x, [(1, 2, anp.max)] * 2, factors if dropout else 1.0), None
