@@ -1035,20 +1035,15 @@ def write_file(path: Path, content: bytes | None) -> None:
             temporary.unlink(missing_ok=True)
 
 
-def is_there(path: Path) -> bool:
-    """Whether a file holds something."""
-    return path.exists() and path.stat().st_size > 0
-
-
 def require_own_outputs(experiment: str, config: Any, options: Any) -> None:
     """Before a run: raises UserError where its files cannot be written, or hold something else: a checkpoint from which
     it does not go on, or what is no result of these settings."""
     out, checkpoint = options.out_json, options.checkpoint
     for path in filter(None, (out, checkpoint)):
         write_file(path, None)
-    if checkpoint and not options.resume and is_there(checkpoint):
+    if checkpoint and checkpoint.exists() and not options.resume:
         raise UserError(f"{checkpoint} is there: name another file, or go on from it with --resume")
-    if out and is_there(out):
+    if out and out.exists():
         try:
             result = json.loads(out.read_bytes())
             saved, of = from_json(type(config), result["config"]), result["experiment"]
@@ -1247,7 +1242,7 @@ class Session:
         self.models, self.n_steps = self.make_models(self.config), 1
         self.states = {name: init_state(model, self.config) for name, model in self.models.items()}
         path = self.options.checkpoint
-        if self.options.resume and is_there(path):
+        if self.options.resume and path.exists():
             saved, states = read_checkpoint(path, self.experiment, type(self.config), self.make_models)
             require_resumable(path, saved, self.config)
             self.states |= states
