@@ -1174,6 +1174,8 @@ def read_checkpoint(
 ) -> tuple[C, dict[str, TrainState]]:
     """The configuration, and the states of those of ``make_models(config)`` that are in the file. Raises UserError
     where it is missing, damaged, or of another experiment."""
+    if not path.exists():
+        raise UserError(f"there is no checkpoint {path}")
     try:
         with path.open("rb") as file, np.load(file) as stored:  # np.load would leave a damaged file open
             arrays = {key: stored[key] for key in stored.files}  # with their checksums
