@@ -35,6 +35,7 @@ import contextlib
 import dataclasses
 import difflib
 import enum
+import errno
 import functools
 import gzip
 import hashlib
@@ -1078,20 +1079,28 @@ def from_data(module: str) -> Any:
 
 
 def write_file(path: Path, content: bytes | None) -> None:
-    """Whole or not at all; None tries whether it could be written. Makes the folder. Raises UserError."""
+    """Whole or not at all; or in its place where that cannot be replaced, as a file that is mounted by itself. None
+    tries whether it could be written. Makes the folder. Raises UserError."""
     target = Path(os.path.realpath(path))
     temporary = target.with_name(f".{target.name}.tmp")
     try:
         if target.exists() and not target.is_file():
             raise OSError("it is no regular file")  # such as /dev/null, which would be replaced
         target.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("wb") as stream:
-            if content is None:
-                return
-            stream.write(content)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(temporary, target)
+        try:
+            with temporary.open("wb") as stream:
+                if content is None:
+                    return
+                stream.write(content)
+                stream.flush()
+                os.fsync(stream.fileno())
+            os.replace(temporary, target)
+        except OSError as error:
+            if error.errno not in (errno.EBUSY, errno.EACCES, errno.EPERM) or not target.exists():
+                raise
+            with target.open("r+b") as stream:
+                if content is not None:
+                    stream.truncate(stream.write(content))
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror or error}") from error
     finally:
@@ -1099,24 +1108,28 @@ def write_file(path: Path, content: bytes | None) -> None:
             temporary.unlink(missing_ok=True)
 
 
+def is_there(path: Path) -> bool:
+    """Whether a file holds something: one that ``mktemp`` has made does not."""
+    return path.exists() and path.stat().st_size > 0
+
+
 def require_own_outputs(experiment: str, config: Any, options: Any) -> None:
-    """Before a run: raises UserError where its files cannot be written, or hold something else: a checkpoint from which
-    it does not go on, or what is no result of these settings."""
-    out, checkpoint = options.out_json, options.checkpoint
-    for path in filter(None, (out, checkpoint)):
+    """Before a run: raises UserError where its files cannot be written, or hold something of another run."""
+    for path in filter(None, (options.out_json, options.checkpoint)):
         write_file(path, None)
-    if checkpoint and checkpoint.exists() and not options.resume:
-        raise UserError(f"{checkpoint} is there: name another file, or go on from it with --resume")
-    if out and out.exists():
+        if not is_there(path) or (path == options.checkpoint and options.resume):
+            continue
         try:
-            result = json.loads(out.read_bytes())
-            saved, of = from_json(type(config), result["config"]), result["experiment"]
+            with path.open("rb") as file:
+                header = json.loads(file.read() if path == options.out_json else str(np.load(file)["header"]))
+            saved, of = from_json(type(config), header["config"]), header["experiment"]
         except Exception:  # whatever another file holds
             of = "something else"
         if of != experiment:
-            raise UserError(f"{out} is there, and is a result of {of}: name another file")
+            raise UserError(f"{path} is there, and is of {of}: name another file")
         known = {name for name, value in vars(config).items() if value not in (None, "auto")}  # before any data are
-        require_same(out, saved, config, known - {name for name in known if options.resume and name.endswith("epochs")})
+        longer = {name for name in known if options.resume and name.endswith("epochs")}
+        require_same(path, saved, config, known - longer)
 
 
 def plain(config: Any) -> dict[str, Any]:
@@ -1308,7 +1321,7 @@ class Session:
         self.models, self.n_steps = self.make_models(self.config), 1
         self.states = {name: init_state(model, self.config) for name, model in self.models.items()}
         path = self.options.checkpoint
-        if self.options.resume and path.exists():
+        if self.options.resume and is_there(path):
             saved, states = read_checkpoint(path, self.experiment, type(self.config), self.make_models)
             require_resumable(path, saved, self.config)
             self.states |= states

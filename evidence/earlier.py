@@ -108,6 +108,7 @@ def make_tables() -> dict[str, Any]:
 def make_parser() -> argparse.ArgumentParser:
     parser = Parser(description="List every earlier reading of a comparison, from the history.")
     parser.add_argument("--out", metavar="FILE", default=str(OUT), help="File of the result. Default: %(default)s.")
+    parser.add_argument("--help-all", action="help", help=argparse.SUPPRESS)
     return parser
 
 

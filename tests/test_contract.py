@@ -8,6 +8,7 @@ import ast
 import contextlib
 import copy
 import dataclasses
+import errno
 import io
 import json
 import math
@@ -265,7 +266,7 @@ def test_a_file_that_is_no_checkpoint(
         line = failure(experiment.script, [*experiment.argv("--resume"), f"--checkpoint={path}"], capsys)
         assert f"{path}" in line
     (tmp_path / "empty").write_bytes(b"")
-    for path in (bad[1], tmp_path / "empty", tmp_path / "missing"):  # with the last one --resume begins
+    for path in (bad[1], tmp_path / "empty", tmp_path / "missing"):  # with the last two --resume begins
         for name in SCRIPTS:
             script = load(name)
             it = settings_of(script.Options).get("checkpoint")
@@ -404,10 +405,14 @@ def test_an_output_that_is_none_of_this_runs_is_left_alone(
             assert re.match(rf"error: {tmp_path / 'file'} (is there.*name another file|was made with --)", line)
             assert (tmp_path / "file").read_bytes() == content
     (tmp_path / "r").write_text(result)
-    argv = [*experiment.argv("--seed 1"), f"--out-json={tmp_path / 'r'}"]
-    assert "was made with --seed 0, not 1" in failure(experiment.script, argv, capsys)
-    argv = [*experiment.argv(), f"--checkpoint={whole.checkpoint}"]  # of this run, which would begin anew
-    assert "or go on from it with --resume" in failure(experiment.script, argv, capsys)
+    for flag, path in (("--out-json", tmp_path / "r"), ("--checkpoint", whole.checkpoint)):
+        line = failure(experiment.script, [*experiment.argv("--seed 1"), f"{flag}={path}"], capsys)
+        assert line == f"error: {path} was made with --seed 0, not 1\n"
+    (tmp_path / "empty").touch()
+    script, config = experiment.script, from_json(experiment.script.Config, whole.result["config"])
+    for out, checkpoint in ((tmp_path / "r", whole.checkpoint), (tmp_path / "empty", tmp_path / "empty.npz")):
+        options = script.Options(out_json=out, checkpoint=checkpoint)  # its own, or nobody's
+        script.require_own_outputs(script.EXPERIMENT, config, options)
     monkeypatch.chdir(tmp_path)
     Path("link").symlink_to(tmp_path / "r")
     for name in ("r", "./r", "link"):
@@ -465,6 +470,21 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: Patc
     assert sorted(p.name for p in tmp_path.iterdir()) == ["file", "link"]
     with pytest.raises(OSError, match="/dev/null: it is no regular file"):
         write_file(Path("/dev/null"), b"")
+
+
+def test_a_file_that_cannot_be_replaced_is_written_in_its_place(tmp_path: Path, monkeypatch: Patch) -> None:
+    """As one that is mounted by itself in a container."""
+
+    def busy(*_: object) -> None:
+        raise OSError(errno.EBUSY, "Device or resource busy")
+
+    path = tmp_path / "file"
+    path.write_bytes(b"an older and longer text")
+    monkeypatch.setattr(os, "replace", busy)
+    write_file(path, b"new")
+    assert [(p.name, p.read_bytes()) for p in tmp_path.iterdir()] == [("file", b"new")]
+    with pytest.raises(OSError, match=r"cannot write .*: Device or resource busy"):
+        write_file(tmp_path / "another", b"new")
 
 
 @pytest.mark.parametrize(
