@@ -154,9 +154,9 @@ def main(argv: Sequence[str]) -> None:
         driver.execute_script("scrollTo(0, 0); explorer.showExample(0)")
         driver.execute_async_script("setTimeout(arguments[0], 1000)")
         preview = screenshot(driver)
-    print(write_if_changed(options.out, gif_bytes(frames, config.fps)))
+    print(write_if_changed(options.out, gif_bytes(frames, config.fps), overwrite=True))
     if options.preview:
-        print(write_if_changed(options.preview, preview))
+        print(write_if_changed(options.preview, preview, overwrite=True))
 
 
 if __name__ == "__main__":

@@ -104,7 +104,7 @@ def main(argv: Sequence[str]) -> None:
     if options.figure and "out_dir" in given:
         raise SettingError("out_dir", "not together with --figure")
     if options.figure:
-        print(write_if_changed(options.figure, contact_sheet(config.seed, options.data_dir)))
+        print(write_if_changed(options.figure, contact_sheet(config.seed, options.data_dir), overwrite=True))
     else:
         out_dir = expanded(config.out_dir)
         for path in out_dir.glob("smallnorb-*"):  # of the real set, or drawn

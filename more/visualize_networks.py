@@ -203,7 +203,8 @@ def main(argv: Sequence[str]) -> None:
         "The drawings go to DIR/networks/, where DIR is --outdir.",
     )
     for name in NETWORKS:
-        print(write_if_changed(options.outdir / "networks" / f"{name}.svg", svg_bytes(name)))
+        path = options.outdir / "networks" / f"{name}.svg"
+        print(write_if_changed(path, svg_bytes(name), options.overwrite))
 
 
 if __name__ == "__main__":

@@ -57,6 +57,7 @@ from support.experiment import (
     require_writable,
     unfinished,
 )
+from support.redraw import place_of
 from support.statistics import has_scipy, read_comparison, t_quantile
 
 Array = np.ndarray
@@ -495,7 +496,7 @@ def write_animation(
         fig.texts[0].set_animated(True)  # the title
         bar = with_progress(frames, "frame", options.quiet)
         drawn = list(draw_frames(fig, update, bar))
-    print(write_if_changed(options.out, gif_bytes(drawn, options.fps, holds)))
+    print(write_if_changed(options.out, gif_bytes(drawn, options.fps, holds), options.overwrite))
 
 
 def gif_bytes(frames: Sequence[Array], fps: float, holds: Collection[int] = ()) -> bytes:
@@ -511,13 +512,16 @@ def gif_bytes(frames: Sequence[Array], fps: float, holds: Collection[int] = ()) 
 # --- Figures as files, and the flags of the figure scripts ------------------------------------------------------------
 
 
-def write_if_changed(path: Path, content: bytes) -> str:
-    """Write a file whole, unless it has this content already. Returns a line that says which."""
+def write_if_changed(path: Path, content: bytes, overwrite: bool = False) -> str:
+    """Write a file whole, unless it has this content already; a page's picture is kept, see ``place_of``. Returns a
+    line that says which."""
+    place, why = path, ""
     with contextlib.suppress(OSError):
         if path.read_bytes() == content:
             return f"unchanged {path} ({len(content) / 1000:.0f} kB)"
-    write_file(path, content)
-    return f"wrote {path} ({len(content) / 1000:.0f} kB)"
+        place, why = place_of(path, overwrite)
+    write_file(place, content)
+    return f"wrote {place} ({len(content) / 1000:.0f} kB){why}"
 
 
 def png_bytes(draw: Callable[[], Figure], n_colours: int | None = None) -> bytes:
@@ -539,14 +543,15 @@ def png_bytes(draw: Callable[[], Figure], n_colours: int | None = None) -> bytes
     return small.getvalue()
 
 
-def write_figure(path: Path, draw: Callable[[], Figure], n_colours: int | None) -> None:
+def write_figure(path: Path, draw: Callable[[], Figure], n_colours: int | None, overwrite: bool) -> None:
     """Draw a figure, see ``png_bytes``, and print whether it changed: the same run gives the same bytes."""
-    print(write_if_changed(path, png_bytes(draw, n_colours)))
+    print(write_if_changed(path, png_bytes(draw, n_colours), overwrite))
 
 
 @dataclasses.dataclass(frozen=True)
 class OutOptions(Settings):
     outdir: Path = setting(Path("viz"), FOLDER, "Folder above the folder of the figures.", usual=True, group="files")
+    overwrite: bool = setting(False, bool, "Write over a page's picture that another command has drawn.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -593,7 +598,8 @@ def figure_script(
             for figure, draw in drawers.items():
                 if figure in wanted:
                     whole = functools.partial(draw, run) if figure in of_run else draw
-                    write_figure(folder / f"{figure}.png", whole, (n_colours or {}).get(figure))
+                    path, colours = folder / f"{figure}.png", (n_colours or {}).get(figure)
+                    write_figure(path, whole, colours, chosen.overwrite)
 
     return main
 
@@ -605,6 +611,7 @@ class AnimationOptions(Settings):
     fps: float = setting(12.0, float_in(0.1, 50), "Show X frames a second.", usual=True, group="animation")
     threads: int = redeclared(RunOptions, "threads")
     quiet: bool = redeclared(RunOptions, "quiet")
+    overwrite: bool = redeclared(OutOptions, "overwrite")
 
 
 def load_finished(

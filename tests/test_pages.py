@@ -97,16 +97,6 @@ def test_the_first_page_prints_what_it_says(capsys: pytest.CaptureFixture[str]) 
     assert capsys.readouterr().out == output
 
 
-def test_every_picture_has_a_command() -> None:
-    """Each picture of a page is in docs/figures.md, by its path or, where one command draws all, by its folder."""
-    listed = (ROOT / "docs" / "figures.md").read_text(encoding="utf-8")
-    pages = "".join(page.read_text(encoding="utf-8") for page in PAGES)
-    shown = set(re.findall(r"\]\((?:\.\./)?((?:viz/\w+/)?\w+\.(?:png|gif|svg))\)", pages))
-    assert len(shown) > 30
-    whole = {path for path in shown if f"all of `{path.rpartition('/')[0]}/`" in listed}
-    assert [path for path in sorted(shown - whole) if f"`{path}`" not in listed] == []
-
-
 def seed_commands() -> list[tuple[str, list[str]]]:
     """Every compare_seeds.py command on a page that names a result which is there, as words."""
     found = []

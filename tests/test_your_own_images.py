@@ -306,7 +306,7 @@ def test_the_classes_that_the_sheet_can_only_number_are_named(
     write_folder(tmp_path / "train", ["cat", "犬", "猫"], n=3)
     write_folder(tmp_path / "test", ["cat", "犬"], n=10, seed=1)
     drawn: list[Any] = []
-    monkeypatch.setattr("support.figures.write_figure", lambda path, draw, _: drawn.append(draw()))
+    monkeypatch.setattr("support.figures.write_figure", lambda path, draw, *_: drawn.append(draw()))
     monkeypatch.setattr(figures, "fonts_for", lambda names: (["DejaVu Sans"], {*"犬猫"} & {*"".join(names)}))
     assert figures.main([f"--data-dir={tmp_path}"]) == 0
     assert capsys.readouterr().out == "class 2 is 犬\n"

@@ -1,0 +1,121 @@
+"""The pictures of the pages: each has a command, and another command leaves it alone."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from helpers import ROOT
+from support import redraw
+from support.experiment import parse_flags
+from support.figures import write_if_changed
+
+Patch = pytest.MonkeyPatch
+Capture = pytest.CaptureFixture[str]
+
+PICTURE = "viz/multimnist_capsnet/overlay.png"
+OWN = "python visualize_multimnist_capsnet.py --figures training_curves,overlay"
+
+
+def test_every_committed_picture_has_a_command() -> None:
+    listed = subprocess.run(["git", "ls-files", "*.png", "*.gif", "*.svg"], cwd=ROOT, capture_output=True, text=True,
+                            check=False).stdout.split()
+    rows = redraw.read_rows()
+    assert len(rows) > 15
+    assert [path for path in listed if not any(row.draws(path) for row in rows)] == []
+    assert [own for row in rows for own in row.pictures if not (ROOT / own).exists()] == []
+
+
+@pytest.mark.parametrize("row", redraw.read_rows(), ids=lambda row: row.pictures[0])
+def test_every_command_is_understood(row: redraw.Row) -> None:
+    words = shlex.split(row.command)[1:]
+    script, _ = redraw.meaning(words)
+    assert script is not None
+    if flags := words[2:] if words[0] == "-m" else words[1:]:
+        parse_flags(script, flags)
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: Patch) -> Path:
+    """A folder with the tables and one picture of the project, in which the scripts run."""
+    (tmp_path / "docs").mkdir()
+    (tmp_path / redraw.TABLE).write_text((ROOT / redraw.TABLE).read_text(encoding="utf-8"), encoding="utf-8")
+    (tmp_path / PICTURE).parent.mkdir(parents=True)
+    (tmp_path / PICTURE).write_bytes(b"of the page")
+    monkeypatch.setattr(redraw, "ROOT", tmp_path.resolve())
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("command", "overwrite", "is_replaced"),
+    [
+        (OWN, False, True),
+        ("python visualize_multimnist_capsnet.py --figures=overlay --threads 2 --quiet --outdir viz", False, True),
+        ("python visualize_multimnist_capsnet.py --seed 5", False, False),
+        ("python visualize_multimnist_capsnet.py --n-epochs 8 --n-train 6000 --outdir viz", False, False),
+        ("python visualize_multimnist_capsnet.py --checkpoint run.npz", False, False),
+        ("python visualize_multimnist_capsnet.py --seed 5", True, True),
+        ("python make_multimnist_capsnet_gif.py --snapshot-every 10", False, False),
+        ("pytest", False, False),
+    ],
+)
+def test_a_picture_of_a_page_is_replaced_by_its_own_command(
+    command: str, overwrite: bool, is_replaced: bool, project: Path, monkeypatch: Patch
+) -> None:
+    words = shlex.split(command)
+    monkeypatch.setattr(sys, "argv", [str(ROOT / words[1]), *words[2:]] if len(words) > 1 else words)
+    said = write_if_changed(Path(PICTURE), b"new", overwrite)
+    assert (project / PICTURE).read_bytes() == (b"new" if is_replaced else b"of the page")
+    if is_replaced:
+        assert said == f"wrote {PICTURE} (0 kB), which differs from the picture of the page"
+        assert not (project / "out").exists()
+    else:
+        assert (project / "out" / PICTURE).read_bytes() == b"new"
+        assert f"{PICTURE} is of another command and stays as it is" in said
+
+
+def test_other_files_are_written_where_they_are_asked_for(project: Path) -> None:
+    for path in ("viz/multimnist_capsnet/new.png", "other.gif", "docs/viz.png"):
+        for content in (b"one", b"two"):
+            assert write_if_changed(project / path, content) == f"wrote {project / path} (0 kB)"
+    assert write_if_changed(project / PICTURE, b"of the page").startswith("unchanged ")
+
+
+def test_pictures_are_drawn_again(project: Path, capfd: Capture) -> None:
+    """One is the same, one another, one is left out, and one command fails."""
+    for name, content in (("same", "of the page"), ("other", "new")):
+        (project / f"{name}.py").write_text(f"open('{name}.png', 'w').write('{content}')")
+        (project / f"{name}.png").write_text("of the page")
+    (project / "bad.py").write_text("raise SystemExit(3)")
+    rows = ["| `same.png` | `python same.py` | 1 s |", "| `other.png` | `python other.py` | 2 s |",
+            "| `far.png` | `python far.py` | 3 s | a browser |"]
+    (project / redraw.TABLE).write_text("\n".join(rows))
+    page = project / "page.md"
+    page.write_text("![a](same.png) ![b](other.png) ![c](far.png)")
+    assert redraw.main(["page.md"]) == 0
+    out = capfd.readouterr().out
+    assert "1 unchanged, 1 changed\n    other.png" in out
+    assert "left out: it needs a browser" in out
+    assert redraw.main(["--all"]) == 0
+    assert "2 unchanged, 0 changed" in capfd.readouterr().out
+
+    page.write_text("![a](same.png)")
+    assert redraw.main(["page.md"]) == 0
+    assert "1 unchanged, 0 changed" in capfd.readouterr().out
+    (project / redraw.TABLE).write_text("\n".join([*rows, "| `bad.png` | `python bad.py` | 1 s |"]))
+    assert redraw.main(["--all"]) == 1
+    assert capfd.readouterr().err == "error: 1 of 4 commands failed: python bad.py\n"
+
+
+@pytest.mark.parametrize(
+    ("flags", "status", "message"),
+    [(["--all", "README.md"], 2, "argument --all: not together with a page"), (["no.md"], 1, "there is no page no.md")],
+)
+def test_wrong_words(flags: list[str], status: int, message: str, capsys: Capture) -> None:
+    assert redraw.main(flags) == status
+    assert message in capsys.readouterr().err
