@@ -30,7 +30,7 @@ FREE = ("--figures", "--outdir", "--out", "--preview", "--data-dir", "--threads"
 class Row(NamedTuple):
     """Of the tables in docs/figures.md."""
 
-    pictures: tuple[str, ...]  # their paths in the project; of a folder, one that ends in /
+    pictures: list[str]  # their paths in the project; of a whole folder, one that ends in /
     command: str
     time: str
     needs: str  # beside the project; empty if nothing
@@ -44,8 +44,14 @@ def read_rows() -> list[Row]:
     page = ROOT / TABLE
     lines = page.read_text(encoding="utf-8").splitlines() if page.is_file() else ()
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("|")]
-    return [Row(tuple(re.findall(r"`(.+?)`", row[0])), row[1].strip("`"), row[2], "".join(row[3:]))
+    return [Row(listed(row[0]), row[1].strip("`"), row[2], "".join(row[3:]))
             for row in cells if row[1].startswith("`python ")]
+
+
+def listed(cell: str) -> list[str]:
+    """The paths in a cell: some files of a folder, a whole folder, or files."""
+    first, *others = re.findall(r"`(.+?)`", cell)
+    return [first + other for other in others] if first.endswith("/") and others else [first, *others]
 
 
 def in_project(path: Path) -> str | None:

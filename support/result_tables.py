@@ -46,6 +46,11 @@ def show_points(condition: Json) -> str:
     return f"{shown[0]} ({shown[1]} to {shown[2]})" if len(ends) == 3 else shown[0]
 
 
+def in_words(metric: str) -> str:
+    """A metric at the head of a column, where a page can break its line."""
+    return metric.replace("_", " ")
+
+
 class View(NamedTuple):
     """What of a comparison a table shows."""
 
@@ -91,7 +96,7 @@ def seeds_table(documents: list[Json], options: dict[str, str]) -> str:
             of = [name, setting if len(document["settings"]) > 1 else ""]
             seeds.append([run["seed"] for run in entry["runs"][:n]])
             for k, m in ((k, m) for k, m in view.pairs if k in entry["models"].get(m, {})):
-                heads.append(f"{' '.join(filter(None, [*of, m]))}: {k}")
+                heads.append(f"{' '.join(filter(None, [*of, m]))}: {in_words(k)}")
                 columns.append([run["models"][m][k] for run in entry["runs"][:n]])
     if any(other != seeds[0] for other in seeds):
         raise UserError("the files hold other seeds")
@@ -138,7 +143,7 @@ def rows_table(documents: list[Json], options: dict[str, str]) -> str:
                 values = "" if own or setting == "default" else setting
                 n_params = f"{entry['models'][m].get('n_params', 0):,}"
                 rows.append([label, n_params, values, str(len(entry["runs"])), *means])
-    columns = ["network", "parameters", "setting", "seeds", *view.metrics]
+    columns = ["network", "parameters", "setting", "seeds", *map(in_words, view.metrics)]
     keep = [k for k in range(len(columns)) if k != 2 or any(row[2] for row in rows)]
     return markdown([columns[k] for k in keep], [[row[k] for k in keep] for row in rows])
 

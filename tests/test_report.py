@@ -141,8 +141,8 @@ def test_rewrite_then_check(page: Path, capsys: Capture) -> None:
     assert "By `<!-- table: any -->` markers." in text
     assert "old" not in text
     tables = {  # the marker, and a line of the table below it
-        "seeds metrics=top_accuracy,loss digits=2": r"\| seed \| +capsules: top_accuracy \|.*cnn: loss \|",
-        "rows models=cnn": r"\| network \| parameters \| seeds \| +top_accuracy \|",
+        "seeds metrics=top_accuracy,loss digits=2": r"\| seed \| +capsules: top accuracy \|.*cnn: loss \|",
+        "rows models=cnn": r"\| network \| parameters \| seeds \| +top accuracy \|",
         "rows models=capsules,cnn": r"\| cnn +\| +99 \| kind=a gap=y \| +2 \|.*",
         "table steps digits=1": r"\| torch 2.13 \| +31 \| +2.6 \|",
         'rows "names=one setting,four" models=cnn': r"\| four +\| +99 \| kind=a gap=x \| +2 \|.*",
