@@ -3,7 +3,7 @@
 
     python -m more.visualize_networks
 
-writes viz/networks/EXPERIMENT.svg for each experiment with its default settings.
+writes viz/networks/EXPERIMENT.svg for each experiment with its default settings, for the images of its page.
 """
 
 from __future__ import annotations
@@ -109,11 +109,11 @@ def conv_stages(config: Any, params: dict[str, Array]) -> list[Stage]:
 
 
 Stages = Callable[[Any, dict[str, Array]], list[Stage]]
-NETWORKS: dict[str, tuple[Any, Stages]] = {
-    smallnorb.EXPERIMENT: (smallnorb, view_stages),
-    multimnist.EXPERIMENT: (multimnist, capsnet_stages),
-    affine.EXPERIMENT: (affine, capsnet_stages),
-    conv.EXPERIMENT: (conv, conv_stages),
+NETWORKS: dict[str, tuple[Any, Stages, Any]] = {
+    smallnorb.EXPERIMENT: (smallnorb, view_stages, smallnorb.Config()),
+    multimnist.EXPERIMENT: (multimnist, capsnet_stages, multimnist.Config()),
+    affine.EXPERIMENT: (affine, capsnet_stages, affine.Config()),
+    conv.EXPERIMENT: (conv, conv_stages, conv.Config(dataset="shapes")),
 }
 
 
@@ -156,8 +156,7 @@ def figures_of(script: Any) -> str:
 
 
 def draw_network(name: str) -> Figure:
-    script, stages_of = NETWORKS[name]
-    config = script.Config()
+    script, stages_of, config = NETWORKS[name]
     models = script.make_models(config)
     params = {key: model.init_params(np.random.default_rng(0)) for key, model in models.items()}
     capsules, *others = models

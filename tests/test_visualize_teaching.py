@@ -22,14 +22,13 @@ STAGES = {  # written by hand from the scripts' docstrings
     "smallnorb_novel_viewpoint": [(32, 32, 1), (16, 16, 16), (8,), (5,), (5,)],
     "multimnist_capsnet": [(36, 36, 1), (28, 28, 32), (10, 10, 8), (10,), (256,), (512,), (36, 36, 1)],
     "mnist_affine_capsnet": [(28, 28, 1), (20, 20, 32), (6, 6, 8), (10,), (256,), (512,), (28, 28, 1)],
-    "conv_matrix_capsules": [(28, 28, 1), (14, 14, 32), (14, 14, 4), (6, 6, 4), (4, 4, 8), (10,)],
+    "conv_matrix_capsules": [(32, 32, 1), (16, 16, 32), (16, 16, 4), (7, 7, 4), (5, 5, 8), (5,)],
 }
 
 
 @pytest.mark.parametrize("name", networks.NETWORKS)
 def test_a_drawing_has_the_shapes_of_the_network_and_all_its_parameters(name: str) -> None:
-    script, stages_of = networks.NETWORKS[name]
-    config = script.Config()
+    script, stages_of, config = networks.NETWORKS[name]
     params = next(iter(script.make_models(config).values())).init_params(np.random.default_rng(0))
     stages = stages_of(config, params)
     assert [stage.shape for stage in stages] == STAGES[name]
