@@ -16,6 +16,7 @@ import pytest
 from cmarkgfm.cmark import Options
 
 import visualize_multimnist_capsnet
+from evidence.report import read_result
 from helpers import ROOT
 from more import visualize_capsule_attacks, visualize_conv_matrix_capsules
 from support.statistics import read_comparison
@@ -95,6 +96,45 @@ def test_the_first_page_prints_what_it_says(capsys: pytest.CaptureFixture[str]) 
     assert not others
     exec(compile(code, "README.md", "exec"), {})
     assert capsys.readouterr().out == output
+
+
+def tables_of_errors() -> list[tuple[str, str]]:
+    """Page and cell of every number in the column "here" of a table with a column of commands."""
+    found = []
+    for page in PAGES:
+        tables = re.findall(r"(?:^\|.*\n)+", page.read_text(encoding="utf-8"), re.MULTILINE)
+        for table in (table for table in tables if "command for one seed" in table):
+            head, _, *rows = ([cell.strip() for cell in line.split("|")] for line in table.splitlines())
+            here = next(k for k, cell in enumerate(head) if cell.startswith("here"))
+            found += [(page.name, row[here]) for row in rows if "%" in row[here]]
+    return found
+
+
+def errors_in(path: str) -> Iterator[float]:
+    """Percent, of all models and metrics of a result."""
+    document = read_result(ROOT / path)
+    for part in document.get("parts", {"": document}).values():
+        for entry in part["settings"].values():
+            for metrics in entry["runs"][0]["models"].values() if len(entry["runs"]) == 1 else ():
+                yield from (100 * value for name, value in metrics.items() if name.endswith("_error"))
+
+
+def test_there_is_a_table_of_errors_on_every_page_of_an_experiment() -> None:
+    assert len({page for page, _ in tables_of_errors()}) == 6
+
+
+@pytest.mark.parametrize(("page", "cell"), tables_of_errors())
+def test_errors_are_those_of_the_results(page: str, cell: str) -> None:
+    """Each is a condition's of the claims with as many seeds, or of the single run in the file that it links to."""
+    errors, (n,) = tuple(re.findall(r"([\d.]+) %", cell)), re.findall(r"\((\d+) seeds?\)", cell)
+    assert len(errors) == 2
+    if link := re.search(r"\]\(\.\./(results/.*?)\)", cell):
+        known = {f"{error:.{len(errors[0].partition('.')[2])}f}" for error in errors_in(link[1])}
+        assert {*errors} <= known
+        return
+    claims = read_result(ROOT / "results" / "claims.json")["claims"]
+    conditions = [c for claim in claims for c in claim["conditions"] if str(c.get("n")) == n]
+    assert errors in [tuple(f"{100 - 100 * c[side]:.1f}" for side in ("first", "second")) for c in conditions]
 
 
 def seed_commands() -> list[tuple[str, list[str]]]:
