@@ -78,9 +78,21 @@ def record(driver: Any, strokes: int = 100, steps: int = 12) -> list[Array]:
     show_as(driver, WIDTH, HEIGHT)
 
     def show(selector: str) -> None:
+        """Scroll there, and hide what the lower edge would cut through, with its heading."""
         driver.execute_script(
-            "const box = document.querySelector(arguments[0]).getBoundingClientRect();"
-            "scrollTo({ top: box.top + scrollY - 12, behavior: 'instant' })", selector,
+            """const all = [...document.querySelectorAll('section *')];
+            all.forEach((e) => { e.style.visibility = '' });
+            const box = document.querySelector(arguments[0]).getBoundingClientRect();
+            scrollTo({ top: box.top + scrollY - 12, behavior: 'instant' });
+            const isCut = (e) => {
+                const { top, bottom } = e.getBoundingClientRect();
+                return top < innerHeight && bottom > innerHeight;
+            };
+            for (const e of all.filter((e) => isCut(e) && ![...e.children].some(isCut))) {
+                const before = e.previousElementSibling;
+                e.style.visibility = 'hidden';
+                if (before && /^H[23]$/.test(before.tagName)) before.style.visibility = 'hidden';
+            }""", selector,
         )
 
     def shoot(n: int = 1) -> None:
