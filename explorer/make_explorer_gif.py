@@ -80,7 +80,7 @@ def record(driver: Any, strokes: int = 100, steps: int = 12) -> list[Array]:
     def show(selector: str) -> None:
         """Scroll there, and hide what the lower edge would cut through, with its heading."""
         driver.execute_script(
-            """const all = [...document.querySelectorAll('section *')];
+            """const all = [...document.querySelectorAll('section :is(p, li, label, summary, canvas, svg, h2, h3)')];
             all.forEach((e) => { e.style.visibility = '' });
             const box = document.querySelector(arguments[0]).getBoundingClientRect();
             scrollTo({ top: box.top + scrollY - 12, behavior: 'instant' });
@@ -88,7 +88,7 @@ def record(driver: Any, strokes: int = 100, steps: int = 12) -> list[Array]:
                 const { top, bottom } = e.getBoundingClientRect();
                 return top < innerHeight && bottom > innerHeight;
             };
-            for (const e of all.filter((e) => isCut(e) && ![...e.children].some(isCut))) {
+            for (const e of all.filter(isCut)) {
                 const before = e.previousElementSibling;
                 e.style.visibility = 'hidden';
                 if (before && /^H[23]$/.test(before.tagName)) before.style.visibility = 'hidden';

@@ -75,8 +75,9 @@ def place_of(path: Path, overwrite: bool) -> tuple[Path, str]:
         return path, ""
     if overwrite or meaning(sys.argv) in [meaning(shlex.split(row.command)[1:]) for row in rows]:
         return path, ", which differs from the picture of the page"
-    return (ROOT / "out" / str(in_project(path)),
-            f": {path} is of another command and stays as it is (--overwrite replaces it)")
+    place = ROOT / "out" / str(in_project(path))
+    near = place.relative_to(Path.cwd()) if place.is_relative_to(Path.cwd()) else place
+    return near, f": {path} is of another command and stays as it is (--overwrite replaces it)"
 
 
 def pictures_of(page: Path) -> Iterator[str]:
