@@ -352,7 +352,9 @@ def test_what_an_experiment_refuses_is_said_once_and_before_any_run(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_script_that_cannot_be_read_or_a_result_that_cannot_be_written(fake: str, capsys: Capture) -> None:
+def test_a_script_that_cannot_be_read_or_a_result_that_cannot_be_written(
+    fake: str, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
     Path("results").write_text("a file where a folder must be")
     assert main([fake, "--seeds", "0"]) == 1
     assert capsys.readouterr().err.startswith("error: cannot write results")
@@ -360,6 +362,9 @@ def test_a_script_that_cannot_be_read_or_a_result_that_cannot_be_written(fake: s
         Path(fake).write_bytes(source)
         assert main([fake, "--seeds", "0", "--out", "x.json"]) == 1
         assert re.fullmatch(r"error: \S+/fake.py is no Python program .*\n", capsys.readouterr().err)
+    monkeypatch.setitem(sys.modules, "more.capsule_attacks", None)
+    assert main(["capsule_attacks", "--seeds", "0"]) == 1
+    assert capsys.readouterr().err.startswith("error: capsule_attacks.py cannot be imported: ModuleNotFoundError")
     assert runs() == []
 
 

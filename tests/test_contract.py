@@ -32,7 +32,7 @@ from helpers import (  # isort: skip
     EXPERIMENTS, ROOT, Experiment, config_of, failure, load, script_environment, usage_error,
 )
 from smallnorb_novel_viewpoint import (  # isort: skip
-    TrainState, flag_of, from_json, plain, require_resumable, save_checkpoint, settings_of, text_of, write_file,
+    TrainState, flag_of, from_json, plain, require_resumable, save_checkpoint, settings_of, text_of,
 )
 from support.experiment import load_checkpoint
 
@@ -458,7 +458,26 @@ def test_a_full_disk(experiment: Experiment, whole: Run, tmp_path: Path, monkeyp
     assert len(list(tmp_path.iterdir())) == 1
 
 
-def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: Patch) -> None:
+def test_what_could_not_be_written_once_and_was_later_is_no_failure(
+    experiment: Experiment, tmp_path: Path, monkeypatch: Patch, capsys: Capture
+) -> None:
+    fsync, full = os.fsync, [True]
+
+    def at_first(file: int) -> None:
+        if full.pop() if full else False:
+            raise OSError(28, "No space left on device")
+        fsync(file)
+
+    monkeypatch.setattr(os, "fsync", at_first)
+    assert experiment.script.main([*experiment.argv(), f"--checkpoint={tmp_path / 'c.npz'}"]) == 0
+    assert capsys.readouterr().err.count("the training goes on") == 1
+
+
+WRITERS = [load(name).write_file for name in BASE]
+
+
+@pytest.mark.parametrize("write_file", WRITERS)
+def test_a_file_is_written_whole_or_not_at_all(write_file: Any, tmp_path: Path, monkeypatch: Patch) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "file")
     (tmp_path / ".file.tmp").write_text("left by a process that was killed")
     write_file(tmp_path / "link", b"old")
@@ -516,6 +535,25 @@ def test_a_nan_stops_the_run_and_names_epoch_and_step(
     said = r"error: {}: the loss became (nan|inf) in epoch 2, step 2; try a smaller learning rate\n"
     assert re.fullmatch(said.format(model), line)
     assert load_checkpoint(experiment.script, path)[1][model].step == 3  # the epoch before is kept
+
+
+@pytest.mark.parametrize("name", BASE)
+def test_a_module_of_data_that_is_not_there_is_named(name: str, monkeypatch: Patch) -> None:
+    monkeypatch.setitem(sys.modules, "data.digit_files", None)
+    with pytest.raises(OSError, match=r"^this needs data/digit_files\.py beside the script: "):
+        load(name).from_data("digit_files")
+
+
+@pytest.mark.parametrize("name", BASE)
+def test_a_parameter_that_is_not_finite_stops_the_run_at_the_end_of_the_epoch(name: str) -> None:
+    """Though the loss is."""
+    script = load(name)
+    state = script.TrainState("cnn", {"fine": np.zeros(2), "other": np.array([0, np.inf])})
+    state.step = 5
+    script.require_finite(state, 0.5, 3)
+    state.step = 6
+    with pytest.raises(OSError, match=r"^cnn: a parameter became infinite or NaN in epoch 2, step 3; try a smaller"):
+        script.require_finite(state, 0.5, 3)
 
 
 # --- Without a terminal a line an epoch; with one, a bar; results -----------------------------------------------------

@@ -17,12 +17,10 @@ import smallnorb_novel_viewpoint as views
 from fast.workers import Workers
 from helpers import (
     EXPERIMENTS,
-    SMALLNORB,
     GradientError,
     config_of,
     digits_folder,
     failure,
-    needs_smallnorb,
     strokes,
     surviving_mutants,
 )
@@ -355,8 +353,3 @@ def test_a_network_of_views_names_no_digits(tmp_path: Path, capsys: pytest.Captu
     saved = ["--checkpoint", str(tmp_path / "c.npz")]
     assert m.main(["--dataset", "voxels", *FEW_VIEWS, "--sizes", "5,2,3,2", "--n-epochs", "1", "--quiet", *saved]) == 0
     assert "has no capsules that learned digits" in failure(m, ["--predict", "view.png", *saved], capsys)
-
-
-@needs_smallnorb
-def test_too_few_real_pairs_are_an_error_in_words(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "falls into the ranges" in failure(m, ["--dataset", "smallnorb", f"--data-dir={SMALLNORB}"], capsys)

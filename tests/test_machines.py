@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import more
+import multimnist_capsnet as digits
 from data import affnist_file, digit_files, norb_files, pictures, places, toy_norb
 from data.labelled_pictures import read_sets
 from helpers import ROOT, script_environment, write_folder
@@ -112,11 +113,14 @@ def test_where_downloads_and_toys_are_kept(variables: dict[str, str], expected: 
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)
+    for cache_folder in (places.cache_folder, digits.cache_dir):
+        if expected:
+            assert cache_folder() == Path(expected)
+            continue
+        with pytest.raises(OSError, match="no home folder for a cache: let the variable CAPSULES_CACHE name a folder"):
+            cache_folder()
     if expected:
-        assert places.cache_folder() == Path(expected)
         return
-    with pytest.raises(OSError, match="no home folder for a cache: let the variable CAPSULES_CACHE name a folder"):
-        places.cache_folder()
     with pytest.raises(OSError, match="cannot draw toys: there is no home folder"):
         toy_norb.cached_toys(None, 0)
 

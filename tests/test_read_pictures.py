@@ -15,10 +15,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from data import labelled_pictures, pictures
+from data import files, labelled_pictures, pictures
 from data.labelled_pictures import PictureSets, read_sets
 from helpers import PICTURE_CLASSES as CLASSES
 from helpers import idx, picture, write_folder
+from support import results
 
 Array = np.ndarray
 Capture = pytest.CaptureFixture[str]
@@ -199,6 +200,18 @@ def test_deep_and_other_pictures_may_be_mixed(tmp_path: Path) -> None:
     sets = sets_of(root)
     assert sets.levels == {"8 bits": [0, 255], "whole numbers": [100, 4180]}
     assert everything(sets).max(axis=(1, 2, 3)).min() == 255
+
+
+def test_what_is_no_text_or_shows_nothing_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "classes.txt").write_bytes("schön".encode("latin-1"))
+    for read_text in (files.read_text, results.read_text):
+        with pytest.raises(OSError, match=r"^cannot read \S+/classes.txt: it is not text in UTF-8$"):
+            read_text(tmp_path / "classes.txt")
+        with pytest.raises(OSError, match=r"^cannot read \S+/nothing: No such file"):
+            read_text(tmp_path / "nothing")
+    Image.new("L", (20, 20), 90).save(tmp_path / "blank.png")
+    with pytest.raises(OSError, match=r"blank.png has nothing that stands out from its background"):
+        pictures.read_strokes(tmp_path / "blank.png", 28, 20)
 
 
 def test_a_set_that_shows_little_is_a_warning(tmp_path: Path, capsys: Capture) -> None:

@@ -70,6 +70,7 @@ UNFIT = {  # flags of each script, and what is said of them
          "--test-azimuths: not together with --held-out nothing"),
         ("--dataset toys --data-dir f", "--data-dir: goes with --dataset smallnorb"),
         ("--variance-floor 1e-20", "--variance-floor: is not between 1e-06 and"),
+        ("--sizes 5,2", "--sizes: 5,2 is not a list of 4 with commas between"),
         ("--dataset voxels --shapes-seed 1", "--shapes-seed: needs --dataset shapes"),
         ("--dataset shapes --data-dir f", "--data-dir: "),
     ],
@@ -99,6 +100,9 @@ UNFIT = {  # flags of each script, and what is said of them
     "your_own_images": [
         ("", "--data-dir: name the folder of your pictures"),
         ("--data-dir x --out a.csv", "--out: needs --predict"),
+        ("--predict a.png", "--predict: needs --checkpoint FILE"),
+        ("--predict a.png --checkpoint c --out-json a", "--out-json: --predict neither trains nor tests"),
+        ("--predict a.png --checkpoint c --resume", "--resume: --predict neither trains nor tests"),
     ],
     "visualize_your_own_images": [("", "--data-dir: name the folder of your pictures")],
     "report": [("--check --claims", "--claims: --check writes nothing")],
@@ -115,6 +119,13 @@ def test_flags_that_do_not_fit_together(name: str, monkeypatch: Patch, capsys: C
         flag, _, message = says.partition(": ")
         assert f"{flag}: " in line, words
         assert message in line, words
+
+
+@pytest.mark.parametrize("script", [views, digits])
+def test_what_needs_the_folder_fast(script: Any, monkeypatch: Patch, capsys: Capture) -> None:
+    monkeypatch.setattr(script, "HAS_FAST", False)
+    for flags in ["--threads=2"] + ["--optimizer=muon"] * (script is digits):
+        assert "the folder fast/ beside the script" in usage_error(script, [flags], capsys)
 
 
 @pytest.mark.parametrize("dataset", [[], ["--dataset", "mnist"], ["--dataset", "strokes"]])

@@ -133,6 +133,8 @@ def test_familiar_and_held_out_views_show_other_objects(folder: Path) -> None:
         assert split.images.min() >= 0
         assert split.images.max() <= 1
         np.testing.assert_allclose(s.standardized(split.images), standard.images, atol=1e-3)
+    with pytest.raises(OSError, match=r"^no smallNORB image in \S+ falls into the ranges .* and -90:90 of azimuths"):
+        s.read_smallnorb(folder, ("training", None), azimuth_range=(1, 2))
 
 
 @pytest.mark.parametrize("hold_out", ["viewpoints", "nothing"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -125,3 +126,9 @@ def test_a_file_is_read_with_its_means_and_whole_configurations(tmp_path: Path) 
     save_result(path, {"settings": {}})
     with pytest.raises(OSError, match="is not a comparison of seeds"):
         read_comparison(path)
+
+
+def test_intervals_need_scipy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "scipy", None)
+    with pytest.raises(OSError, match=r"^intervals need scipy: pip install scipy$"):
+        t_quantile(3, 0.0123)  # of a level that is in no cache
