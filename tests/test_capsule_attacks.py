@@ -9,6 +9,7 @@ import itertools
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -289,6 +290,19 @@ def test_stopping_early_changes_no_answer(name: str) -> None:
     np.testing.assert_array_equal(answers, attacks.misled(it.network, late, it.labels))
     assert answers.any()
     assert np.abs(early - late)[answers].max() > 0.01
+
+
+def test_the_search_changes_squares() -> None:
+    """Of a width that is their height, or less where a part of them is as it was."""
+    tried = list[Array]()
+    network: Any = SimpleNamespace(scores=lambda x: tried.append(x), losses={
+        attacks.MARGIN: lambda scores, labels: (np.zeros(1), None)})  # none is better
+    rng = np.random.default_rng(0)
+    attacks.squares(network, np.full((1, 10, 12, 1), 0.5), np.zeros(1, int), 0.1, 60, (0.0, 1.0), rng)
+    start, *others = (x[0, ..., 0] for x in tried)
+    sizes = [np.ptp(np.nonzero(x != start), axis=1) + 1 for x in others if (x != start).any()]
+    assert all(width <= height for height, width in sizes)
+    assert len({int(height) for height, width in sizes if width == height}) > 2
 
 
 def test_starts_are_drawn_from_the_seed(monkeypatch: pytest.MonkeyPatch) -> None:

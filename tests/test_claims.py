@@ -266,7 +266,7 @@ def test_values_at_equal_accuracy_by_hand() -> None:
     assert claims.at_equal_values(runs, "held_out", "familiar") == pytest.approx([0.5, 0.15])
     level = [(curves([0.6], [0.2]), "capsules"), (curves([0.3, 0.6, 0.6, 0.9], [0.1, 0.3, 0.5, 0.7]), "capsules")]
     assert claims.at_equal_values(level, "held_out", "familiar") == pytest.approx([0.2, 0.3])  # where it comes to it
-    early = [(curves([0.3], [0.2]), "capsules"), (curves([0.4, 0.8], [0.1, 0.3]), "capsules")]
+    early = [(curves([0.1, 0.3], [0.4, 0.2]), "capsules"), (curves([0.4, 0.8], [0.1, 0.3]), "capsules")]
     assert claims.at_equal_values(early, "held_out", "familiar") == [0.2, 0.1]
 
 

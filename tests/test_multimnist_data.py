@@ -250,6 +250,11 @@ def test_auto_falls_back_to_strokes_with_a_warning(
     assert dead_url in err
 
 
+def test_digits_of_one_class_make_no_composite() -> None:
+    with pytest.raises(OSError, match="all digits are of one class: a composite needs two"):
+        data.Overlays(np.zeros((3, 28, 28), np.uint8), np.full(3, 7), data.Config())
+
+
 # --- stroke digits ----------------------------------------------------------------------------------------------------
 
 
@@ -287,6 +292,15 @@ def test_strokes_are_told_apart_by_nearest_class_mean() -> None:
     """A generator that mixed up its labels would be at chance; real digits are at 0.82 among themselves."""
     images, labels = some_strokes()
     assert accuracy_of_class_means(images[1500:], labels[1500:]) > 0.7
+
+
+def test_strokes_lean_to_the_right() -> None:
+    """As handwriting does: columns to the right per row upwards, of ones, whose stroke is upright."""
+    images, labels = some_strokes()
+    ones = images[labels == 1] / images[labels == 1].sum(axis=(1, 2), keepdims=True)
+    rows, columns = np.mgrid[:28, :28]
+    up = ones * ((ones * rows).sum(axis=(1, 2), keepdims=True) - rows)
+    assert ((up * columns).sum(axis=(1, 2)) / (up * -rows).sum(axis=(1, 2))).mean() > 0.05
 
 
 @needs_mnist

@@ -177,3 +177,13 @@ def test_a_script_runs_in_plain_forms_alone(name: str, monkeypatch: pytest.Monke
     assert main([*argv, "--plain"]) == 0
     with pytest.raises(AssertionError, match="a fast twin"):
         main(argv)
+
+
+def test_the_fast_twins_are_used_unless_plain_is_asked_for() -> None:
+    config = digits.Config()
+    fast, plain = (digits.parts_of(dataclasses.replace(config, plain=is_plain)) for is_plain in (False, True))
+    twins = {name for name in fast._fields if getattr(fast, name) is not getattr(plain, name)}
+    assert twins == {"conv", "routing"}
+    for name in twins:
+        assert {function.__module__.split(".")[0] for function in getattr(fast, name)} == {"fast"}
+        assert {function.__module__ for function in getattr(plain, name)} == {"multimnist_capsnet"}

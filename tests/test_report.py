@@ -328,6 +328,7 @@ PLANTED: list[tuple[tuple[Any, ...], Any, str]] = [  # where, the wrong value, t
     (("settings", "default", "runs", 0, "seed"), 1, "its runs are not of its seeds"),
     (("settings", "default", "runs"), [], "its runs are not of its seeds"),
     (("settings", "default"), None, "is not what compare_seeds.py writes"),
+    (("settings", "default"), {"values": {}, "runs": [], "failures": [{"seed": k} for k in range(3)]}, "(IndexError"),
     (("environment", "git_commit"), None, "names no commit"),
     (("environment", "git_commit"), "--all", "names no commit"),
     (("environment", "git_commit"), "a" * 40, "which is not in the history"),

@@ -6,12 +6,15 @@ import dataclasses
 import itertools
 import math
 from collections import Counter
+from typing import Any
 
 import numpy as np
 import pytest
 
 import smallnorb_novel_viewpoint as s
 from data.norb_files import shrink
+from fast.workers import Workers
+from more import conv_matrix_capsules as conv
 from smallnorb_novel_viewpoint import init_state
 
 Array = np.ndarray
@@ -175,15 +178,18 @@ def test_choices_about_the_network_do_not_shift_the_data() -> None:
         np.testing.assert_array_equal(other.familiar.images, data.familiar.images)
 
 
-def test_the_loss_is_told_how_much_of_the_training_is_done() -> None:
-    config = s.Config(batch_size=4, n_train_views=2, n_test_views=2, n_elev=1, n_per_combo=1, cnn_epochs=3)
-    model, progresses = s.make_models(config)["cnn"], list[float]()
+@pytest.mark.parametrize("script", [s, conv])
+def test_the_loss_is_told_how_much_of_the_training_is_done(script: Any) -> None:
+    few = {"batch_size": 4, "n_train_views": 2, "n_test_views": 2, "n_elev": 1, "n_per_combo": 1, "cnn_epochs": 3}
+    config = script.Config(dataset="voxels", **few)
+    model, progresses, workers = script.make_models(config)["cnn"], list[float](), [Workers()] * (script is conv)
 
     def loss(scores: Array, labels: Array, progress: float) -> tuple[float, Array]:
         progresses.append(progress)
         return model.loss(scores, labels, progress)
 
-    s.train(model._replace(loss=loss), config, s.make_data(config), init_state(model, config), lambda *_: None)
+    state = init_state(model, config)
+    script.train(model._replace(loss=loss), config, script.make_data(config), state, *workers, lambda *_: None)
     np.testing.assert_allclose(progresses, np.linspace(0, 1, 9))
 
 

@@ -6,11 +6,13 @@ import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 import imageio.v3 as imageio
 import numpy as np
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
 
 import smallnorb_novel_viewpoint
 import visualize_smallnorb_novel_viewpoint
@@ -107,6 +109,26 @@ def test_an_unfinished_checkpoint_is_an_error() -> None:
     with pytest.raises(OSError, match=r"^a holds 0 of 1,000 epochs of capsules; "):
         finished(Config(), set(), {"capsules": 0}, reached=lambda state, _: state.name == "cnn")
     finished(Config(), set(), {"capsules": 1000, "cnn": 0}, reached=lambda state, _: state.name == "cnn")
+
+
+def test_a_figure_trains_the_models_that_it_is_given_with_the_threads_that_are_asked_for() -> None:
+    train_all = Mock(return_value={"cnn": 1})
+    experiment = SimpleNamespace(make_data=lambda config: "data", train_all=train_all)
+    config, options = Config(seed=3), SimpleNamespace(checkpoint=None, quiet=True, threads=3)
+    run = figures.load_or_train(experiment, options, config, {"seed"}, names=("cnn",))
+    assert run == figures.Run(config, "data", {"cnn": 1}, "seed 3", [])
+    *seen, run_options = train_all.call_args.args
+    assert (seen, train_all.call_args.kwargs) == ([config, "data"], {"names": ("cnn",)})
+    assert (run_options.quiet, run_options.threads) == (True, 3)
+
+
+def test_a_name_stands_above_its_line_or_below() -> None:
+    for below in (False, True):
+        fig = Figure()
+        ax, renderer = fig.subplots(), FigureCanvasAgg(fig).get_renderer()
+        figures.name_line(ax, "chance", 0.5, below=below)
+        line, box = ax.transData.transform((0, 0.5))[1], ax.texts[0].get_window_extent(renderer)
+        assert (box.y1 < line) if below else (box.y0 > line)
 
 
 @pytest.fixture

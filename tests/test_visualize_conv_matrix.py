@@ -12,7 +12,7 @@ import pytest
 
 from fast.workers import SERIAL
 from figure_checks import assert_same, check_held, drawn, held, legend_of, move_to
-from helpers import EXPERIMENTS, config_of, states_of
+from helpers import EXPERIMENTS, ROOT, config_of, states_of
 from more import conv_matrix_capsules as experiment
 from more import make_conv_matrix_capsules_gif as animation
 from more import visualize_capsule_attacks as attacks
@@ -74,6 +74,13 @@ def viewed(
     path = figures.RESULTS / f"toys_{name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({"dataset": "toys", "config": config, "settings": {"": {"config": {}, "runs": runs}}}))
+
+
+def test_the_reported_viewpoints_are_those_of_all_three_networks(monkeypatch: Any) -> None:
+    monkeypatch.setattr("support.figures.ROOT", ROOT)
+    found = [(one.angle, one.style.label) for one in figures.read_views(figures.VIEW_RESULTS)]
+    labels = ("Matrix capsules", "CNN of equal size", "CNN of the paper")
+    assert found == [(angle, label) for angle in ("azimuth", "elevation") for label in labels]
 
 
 def test_novel_viewpoints_are_means_and_intervals() -> None:

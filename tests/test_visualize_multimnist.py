@@ -59,6 +59,12 @@ def test_predictions_agree_with_the_evaluation(run: figures.Run, seen: figures.P
     assert not (figures.absent(seen, np.arange(60))[:, None] == np.hstack([seen.batch.labels, seen.answers])).any()
 
 
+def test_what_is_shown_is_varied() -> None:
+    """The last one's digits were shown once each; those of (0, 5) were too, in all, but the 0 twice."""
+    labels = np.array([[0, 1], [0, 2], [2, 3], [0, 4], [0, 5], [1, 3]])
+    assert figures.varied(labels, np.arange(6), 4).tolist() == [0, 2, 3, 5]
+
+
 def test_right_answers_stand_where_their_labels_stand() -> None:
     answers = np.array([[1, 2], [2, 1], [3, 1], [2, 3], [1, 3], [4, 3]])
     expected = [[1, 2], [1, 2], [1, 3], [3, 2], [1, 3], [4, 3]]

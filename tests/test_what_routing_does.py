@@ -213,6 +213,7 @@ def test_a_study_from_the_command_line(
     assert {k: v for k, v in metrics.items() if k != "train_seconds"}.items() <= other["models"][name].items()
     if "study" in words:
         assert m.network_config(config).recon_weight == config.recon_weight
+        assert m.Config().recon_weight == m.CapsNetConfig().recon_weight
     if "couplings" in words:
         assert metrics["iters_1_entropy"] == pytest.approx(1, abs=1e-5)
         assert metrics["iters_3_changed"] == 0

@@ -1,0 +1,93 @@
+"""Every script as it runs without flags, shortened by its length alone: epochs, and steps of an attack. Of digits and
+shapes there are fewer too where one epoch of the default number takes longer than seconds."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from helpers import ROOT, digits_folder, load
+from more import attacks
+from smallnorb_novel_viewpoint import UserError, flag_of, parse, plain, text_of
+from support.experiment import load_checkpoint
+
+OF_DIGITS = ("multimnist_capsnet", "mnist_affine_capsnet", "conv_matrix_capsules")
+RUNS: dict[str, tuple[dict[str, int], int]] = {  # fields that are not the defaults, and steps of each network
+    "smallnorb_novel_viewpoint": ({}, 15),  # 5 objects, 6 azimuths, 3 elevations and 5 images each in batches of 32
+    "multimnist_capsnet": ({"n_train": 150, "n_test": 50}, 2),  # full batches of 64
+    "mnist_affine_capsnet": ({"n_train": 40, "n_val": 20, "n_sweep": 5}, 2),  # of 16
+    "conv_matrix_capsules": ({"n_train": 40, "n_test": 30}, 2),
+    "capsule_attacks": ({"n_train": 40, "n_attack": 2}, 2),
+    "what_routing_does": ({}, 15),
+}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_run_of_one_epoch(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script, (fewer, steps), out, saved = load(name), RUNS[name], tmp_path / "out.json", tmp_path / "c.npz"
+    monkeypatch.setattr(attacks.attack, "__defaults__", (attacks.Effort(first_steps=1, most_steps=2, queries=2),))
+    given: dict[str, Any] = {"n_epochs": 1, **fewer} | ({"data_dir": digits_folder()} if name in OF_DIGITS else {})
+    argv = [f"{flag_of(field)}={text_of(value)}" for field, value in given.items()]
+    assert script.main([*argv, "--threads=1", "--quiet", f"--out-json={out}", f"--checkpoint={saved}"]) == 0
+    result, states = json.loads(out.read_text()), load_checkpoint(script, saved)[1]
+    found = {"dataset": "mnist", "n_test": 300} if name in OF_DIGITS else {}  # in place of auto and all
+    asked = json.loads(json.dumps(plain(script.Config(**given))))
+    assert result["config"] == asked | {key: found[key] for key in found if asked[key] in ("auto", None)}
+    assert {name: state.step for name, state in states.items()} == dict.fromkeys(result["models"], steps)
+    assert {len(values) for history in result["history"].values() for values in history.values()} == {1}
+    assert list(result["models"]) == list(getattr(script, "MODEL_NAMES", ["capsules"]))
+
+
+LONGER = {"make_smallnorb_novel_viewpoint_gif": {"n_epochs": 20, "cnn_epochs": 20}}
+FIGURES = {
+    "visualize_smallnorb_novel_viewpoint": "smallnorb_novel_viewpoint",
+    "make_smallnorb_novel_viewpoint_gif": "smallnorb_novel_viewpoint",
+    "visualize_multimnist_capsnet": "multimnist_capsnet", "make_multimnist_capsnet_gif": "multimnist_capsnet",
+    "visualize_mnist_affine_capsnet": "mnist_affine_capsnet", "make_mnist_affine_capsnet_gif": "mnist_affine_capsnet",
+    "visualize_conv_matrix_capsules": "conv_matrix_capsules", "make_conv_matrix_capsules_gif": "conv_matrix_capsules",
+    "visualize_what_routing_does": "what_routing_does",
+}
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_a_figure_is_of_the_default_networks(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a script of figures or of an animation trains is the experiment of its default flags, but for the seed."""
+    script, experiment, seen = load(name), load(FIGURES[name]), list[Any]()
+
+    def stop(config: Any) -> None:
+        seen.append(config)
+        raise UserError("that is enough")
+
+    monkeypatch.setattr(experiment, "make_data", stop)
+    assert script.main(["--quiet", f"--out={tmp_path / 'a.gif'}" if "gif" in name else f"--outdir={tmp_path}"]) == 1
+    (config,) = seen
+    assert dataclasses.replace(config, seed=0) == dataclasses.replace(experiment.Config(), **LONGER.get(name, {}))
+
+
+FRAMES: dict[str, Any] = {  # of the animation that each script writes
+    "make_multimnist_capsnet_gif": lambda config, it: 1 + math.ceil(config.n_steps / it.snapshot_every),
+    "make_smallnorb_novel_viewpoint_gif": lambda _, it: it.snapshots * it.sweep_frames,
+    "make_conv_matrix_capsules_gif": lambda config, it: config.em_iters * len(  # of the 75 steps of five epochs
+        {round(75 * (k / (it.snapshots - 1)) ** 2) for k in range(it.snapshots)}),
+    "make_mnist_affine_capsnet_gif": lambda _, it: it.frames,
+}
+
+
+def test_the_projects_animations_are_those_of_their_commands() -> None:
+    table = (ROOT / "docs/figures.md").read_text(encoding="utf-8")
+    found = re.findall(r"^\| `(\S+\.gif)` \| `python (?:-m more\.)?(make_\w+)(?:\.py)? ([^`]*)`", table, re.MULTILINE)
+    assert {name for _, name, _ in found} == set(FRAMES)
+    for picture, name, flags in found:
+        config, options, _ = parse(load(name).Config, load(name).Options, flags.split())
+        with Image.open(ROOT / picture) as image:
+            assert getattr(image, "n_frames", 1) == FRAMES[name](config, options), picture
+    script = load("make_multimnist_capsnet_gif")
+    assert f"A frame every {script.Options.snapshot_every} steps of four epochs" in inspect.getsource(script)
