@@ -491,7 +491,10 @@ def test_a_file_is_written_whole_or_not_at_all(write_file: Any, tmp_path: Path, 
         write_file(Path("/dev/null"), b"")
 
 
-def test_a_file_that_cannot_be_replaced_is_written_in_its_place(tmp_path: Path, monkeypatch: Patch) -> None:
+@pytest.mark.parametrize("write_file", WRITERS)
+def test_a_file_that_cannot_be_replaced_is_written_in_its_place(
+    write_file: Any, tmp_path: Path, monkeypatch: Patch
+) -> None:
     """As one that is mounted by itself in a container."""
 
     def busy(*_: object) -> None:
