@@ -85,7 +85,7 @@ def make_table(files: list[str], kind: str, name: str | None, options: dict[str,
     if kind == "table":
         return plain_table(read_result(Path(files[0])), str(name), options)
     if kind == "claims":
-        return claims_table(read_result(Path(files[0]))["claims"], options.get("page"))
+        return claims_table(read_result(Path(files[0]))["claims"], options.get("page"), ", exploratory")
     if kind == "registered":
         return claims_table(read_result(Path(files[0]))["registered"], options.get("page"))
     if kind == "searches":

@@ -174,14 +174,16 @@ def searches_table(searches: dict[str, Json]) -> str:
     return markdown(columns, rows)
 
 
-def claims_table(claims: Sequence[Json], page: str | None) -> str:
-    """A row for each condition of all claims, or of those of a page."""
-    columns = ["claim", "the paper's result", "tested on", "accuracy", "against", "difference, points", "seeds",
-               "verdict"]
-    rows = []
+def claims_table(claims: Sequence[Json], page: str | None, kind: str = "") -> str:
+    """For each of all claims, or of those of a page, a line and a table with a row for each condition."""
+    columns = ["tested on", "accuracy", "against", "difference, points", "seeds", "verdict"]
+    parts = []
     for claim in (claim for claim in claims if page in (None, claim["page"])):
-        for k, c in enumerate(claim["conditions"]):
-            heads = ["", ""] if k else [f"{claim['claim']}: **{claim['verdict']}**", claim["paper"]]
-            numbers = [show(c.get("first")), show(c.get("second")), show_points(c), show(c.get("n", c["seeds"]))]
-            rows.append([*heads, c["condition"], *numbers, c["verdict"]])
-    return markdown(columns, rows)
+        rows = [
+            [c["condition"], show(c.get("first")), show(c.get("second")), show_points(c), show(c.get("n", c["seeds"])),
+             c["verdict"]]
+            for c in claim["conditions"]
+        ]
+        head = f"*{claim['claim']}*{kind}: **{claim['verdict']}**. The paper: {claim['paper']}."
+        parts += [head, markdown(columns, rows)]
+    return "\n\n".join(parts)

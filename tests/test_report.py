@@ -78,6 +78,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.setattr(claims, "CLAIMS", ())
+        patch.setattr(claims, "REGISTERED", ())
         git("init", "--quiet")
         git("add", "fake.py")
         git("commit", "--quiet", "-m", "experiment")
@@ -102,6 +103,7 @@ def page(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     shutil.copytree(made, tmp_path / "copy")
     monkeypatch.chdir(tmp_path / "copy")
     monkeypatch.setattr(claims, "CLAIMS", ())
+    monkeypatch.setattr(claims, "REGISTERED", ())
     return Path("README.md")
 
 
