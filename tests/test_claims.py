@@ -289,16 +289,19 @@ def test_the_file_is_made_from_the_list_and_changes_are_seen(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(report, "ROOT", tmp_path)
     monkeypatch.setattr(claims, "CLAIMS", (claim("one.json", "none.json"),))
+    monkeypatch.setattr(claims, "REGISTERED", ())
     Path("README.md").write_text("<!-- table: results/claims.json claims --><!-- end -->\n")
     Path("results").mkdir()
     save_result(Path("results/one.json"), FILES["higher"])
     assert report.main(["--claims"]) == 0
     low, high = stats.ttest_1samp(0.4 + 0.01 * NOISE, 0).confidence_interval(1 - 0.05 / 2)
-    cells = [" ".join(line.strip("|").split()) for line in Path("README.md").read_text().splitlines()[4:6]]
-    assert cells == [
-        "more is better: **holds in 1, not run yet in 1 of 2** | 0.9 against 0.8 | one.json | 0.900 | 0.500 | "
-        f"+40.0 ({100 * low:+.1f} to {100 * high:+.1f}) | 5 | holds",
-        "| | none.json | | | | 200:205 | not run yet",
+    lines = Path("README.md").read_text().splitlines()
+    assert lines[2] == (
+        "*more is better*, exploratory: **holds in 1, not run yet in 1 of 2**. The paper: 0.9 against 0.8."
+    )
+    assert [" ".join(line.strip("|").split()) for line in lines[6:8]] == [
+        f"one.json | 0.900 | 0.500 | +40.0 ({100 * low:+.1f} to {100 * high:+.1f}) | 5 | holds",
+        "none.json | | | | 200:205 | not run yet",
     ]
     path = Path("results/claims.json")
     assert list(report.check_result(path, False)) == []
