@@ -240,6 +240,7 @@ def test_a_run_from_before_its_comparison_was_listed_is_seen(tmp_path: Path, mon
     Path("results").mkdir()
     c = condition("one.json")
     monkeypatch.setattr(claims, "CLAIMS", (Claim("", "", "", (c, condition("none.json"))),))
+    monkeypatch.setattr(claims, "REGISTERED", ())
     more = commit(line.replace("205'", "400', looks=2"))
     cases = ((after, 0), ([other, after], 0), (more, 0), (before, 1), (other, 1), ([before, after], 1))
     for commits, n_faults in cases:
