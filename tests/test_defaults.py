@@ -7,7 +7,7 @@ import dataclasses
 import inspect
 import json
 import math
-import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from helpers import ROOT, digits_folder, load
 from more import attacks
 from smallnorb_novel_viewpoint import UserError, flag_of, parse, plain, text_of
 from support.experiment import load_checkpoint
+from support.redraw import read_rows
 
 OF_DIGITS = ("multimnist_capsnet", "mnist_affine_capsnet", "conv_matrix_capsules")
 RUNS: dict[str, tuple[dict[str, int], int]] = {  # fields that are not the defaults, and steps of each network
@@ -82,12 +83,15 @@ FRAMES: dict[str, Any] = {  # of the animation that each script writes
 
 
 def test_the_projects_animations_are_those_of_their_commands() -> None:
-    table = (ROOT / "docs/figures.md").read_text(encoding="utf-8")
-    found = re.findall(r"^\| `(\S+\.gif)` \| `python (?:-m more\.)?(make_\w+)(?:\.py)? ([^`]*)`", table, re.MULTILINE)
-    assert {name for _, name, _ in found} == set(FRAMES)
-    for picture, name, flags in found:
-        config, options, _ = parse(load(name).Config, load(name).Options, flags.split())
+    found = [row for row in read_rows() if row.pictures[0].endswith(".gif") and "explorer" not in row.command]
+    names = set()
+    for row in found:
+        words = row.command.replace("python -m more.", "python ").split()
+        picture, name, flags = row.pictures[0], words[1].removesuffix(".py"), shlex.split(" ".join(words[2:]))
+        names.add(name)
+        config, options, _ = parse(load(name).Config, load(name).Options, flags)
         with Image.open(ROOT / picture) as image:
             assert getattr(image, "n_frames", 1) == FRAMES[name](config, options), picture
+    assert names == set(FRAMES)
     script = load("make_multimnist_capsnet_gif")
     assert f"A frame every {script.Options.snapshot_every} steps of four epochs" in inspect.getsource(script)

@@ -44,7 +44,7 @@ def test_the_winner_is_found_beyond_the_edge_and_no_run_is_made_twice(
     assert rows[0.008, 0.3, 40] == 96
     assert found["fresh"]["held_out"] == pytest.approx(0.8 + 0.001 * np.mean([seed % 3 for seed in range(148, 196)]))
     n = len(asked)
-    again = m.search(m.Config(), Path(".cache/search"))  # from the kept runs
+    again = m.search(m.Config(), Path("results/search/runs"))  # from the kept runs
     assert {name: found[name] for name in again} == json.loads(json.dumps(again))
     assert len(asked) == n
 
