@@ -317,6 +317,9 @@ def store_document(path: Path, part: str | None, document: Json) -> None:
     save_result(path, document)
 
 
+OF_A_PART = ("azimuth_", "elevation_", "class_")  # metrics of one angle or class, which the file alone has
+
+
 def describe(document: Json) -> str:
     """The tables for the terminal: of the headline by seed, and of all metrics; of a sweep, a row for each setting."""
     settings, headline = document["settings"], document["headline"]
@@ -329,7 +332,8 @@ def describe(document: Json) -> str:
             lines += [f"Best for {model}: {max(means, key=means.__getitem__)}"] if means else []
     else:
         (entry,) = settings.values()
-        every = {"metrics": ",".join(dict.fromkeys(k for m in entry["models"].values() for k in m if k != "n_params"))}
+        named = dict.fromkeys(k for m in entry["models"].values() for k in m if k != "n_params")
+        every = {"metrics": ",".join(k for k in named if not k.startswith(OF_A_PART))}
         lines += [seeds_table([document], {}), "", rows_table([document], every)]
         if entry["paired"]:
             lines += ["", paired_table(document, every)]

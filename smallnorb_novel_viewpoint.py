@@ -1543,11 +1543,11 @@ def accuracy(model: Network, params: Params, split: Split) -> float:
 
 
 def class_accuracies(config: Viewpoints, labels: Array, answers: Array) -> dict[str, float]:
-    """Of held-out views: on each object, such as L_accuracy; where a seed draws the objects, on the one of the least
-    accuracy. On L and tripod alone, for held-out azimuths: cross, T and frame look the same after half a turn, and a
-    network that knows them from the training views and nothing else classifies 0.6 of all images right."""
+    """Of held-out views: on each class, such as class_L_accuracy; where a seed draws the objects, on the one of the
+    least accuracy. For held-out azimuths also on L and tripod: cross, T and frame look the same after half a turn, and
+    a network that knows them from the training views and nothing else classifies 0.6 of all images right."""
     right = answers == labels
-    found = {f"{config.classes[c]}_accuracy": float(right[labels == c].mean()) for c in np.unique(labels)}
+    found = {f"class_{config.classes[c]}_accuracy": float(right[labels == c].mean()) for c in np.unique(labels)}
     if config.dataset == "shapes":
         return {"hardest_object_accuracy": min(found.values())}
     hard = np.isin(labels, [VOXEL_CLASSES.index(name) for name in HARD_CLASSES])

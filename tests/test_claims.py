@@ -11,7 +11,7 @@ import pytest
 from scipy import stats
 
 import smallnorb_novel_viewpoint as views
-from evidence import claims, report, visualize_claims
+from evidence import claims, earlier, report, visualize_claims
 from evidence.claims import Claim, Condition, count_words, listed, make_claims, paired_values, verdict_of
 from figure_checks import check_pictures, drawn, held, move_to
 from helpers import ROOT, failure
@@ -251,6 +251,31 @@ def test_a_run_from_before_its_comparison_was_listed_is_seen(tmp_path: Path, mon
     save_result(report.CLAIMS, report.make_claims())
     for has_history, faults in ((True, [fault]), (False, [])):
         assert list(report.check_result(report.CLAIMS, has_history)) == faults
+
+
+# --- Earlier rounds ---------------------------------------------------------------------------------------------------
+
+
+def test_every_earlier_reading_is_that_of_the_history() -> None:
+    """The contrary ones too: on five objects, in the worst case, -27 points; on digits, after ten steps, -22."""
+    if report.unknown_history():
+        pytest.skip("the history is not whole")
+    stored = report.read_result(ROOT / earlier.OUT)["tables"]
+    assert earlier.make_tables() == stored
+    attacks = {(row[0], row[1]): row[2] for row in stored["attacks"]["rows"]}
+    assert attacks["worst case, ε = 0.1", 5].startswith("-27.2 ")
+    assert attacks["digits, ten steps, ε = 0.05", 3].startswith("-21.8 ")
+    with pytest.raises(OSError, match="whole history"):
+        earlier.show("show", f"{'0' * 40}:{earlier.CLAIMS}")
+
+
+def test_the_weakness_of_a_reading() -> None:
+    first = earlier.Reading("new azimuths", "x", 20, 0.1, 0.0, 0.2, "holds", True, "a", "b")
+    assert earlier.weakness(first, []) == "length was not searched"
+    assert earlier.weakness(first, [first._replace(n=40)]) == "seeds were added"
+    assert earlier.weakness(first, [first._replace(condition="y")]) == "length was not searched"
+    assert earlier.weakness(first._replace(listed=False), []) == "seeds were not listed"
+    assert earlier.weakness(first._replace(claim="attacks"), []) == "ten steps were too few"
 
 
 # --- Values at equal accuracy -----------------------------------------------------------------------------------------

@@ -139,7 +139,7 @@ def test_hard_accuracy_is_that_of_the_classes_that_look_new_from_behind(
     assert result["models"]["cnn"]["hard_accuracy"] == hard
     assert result["models"]["cnn"]["held_out_accuracy"] == pytest.approx(1 - len(wrong) / 5)
     for label, name in enumerate(views.VOXEL_CLASSES):
-        assert result["models"]["cnn"][f"{name}_accuracy"] == (label not in wrong)
+        assert result["models"]["cnn"][f"class_{name}_accuracy"] == (label not in wrong)
 
     if script is conv:  # a cross, which is no hard class
         answers[views.make_data(config).familiar.images[0].tobytes()] = 0
