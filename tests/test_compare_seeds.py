@@ -26,7 +26,7 @@ import compare_seeds
 from compare_seeds import main
 from helpers import DATA, usage_error
 from support.results import parse_json
-from support.statistics import read_comparison
+from support.statistics import read_comparison, summarise_comparison
 
 FAKE = (DATA / "fake_experiment.py").read_text()
 Capture = pytest.CaptureFixture[str]
@@ -430,3 +430,18 @@ def test_no_scheduler_and_no_dask(fake: str, capsys: Capture, monkeypatch: pytes
     monkeypatch.setitem(sys.modules, "distributed", None)
     assert main([fake, "--seeds", "0", "--scheduler", "tcp://127.0.0.1:1"]) == 1
     assert capsys.readouterr().err == 'error: --scheduler needs Dask: pip install "dask[distributed]"\n'
+
+
+def test_the_terminal_shows_the_metrics_of_whole_sets() -> None:
+    """Those of an angle or a class are in the file alone."""
+    shown = ("held_out_accuracy", "hard_accuracy")
+    hidden = ("azimuth_200_accuracy", "elevation_40_accuracy", "class_L_accuracy")
+    runs = [
+        {"seed": seed, "models": {m: {"n_params": 1} | dict.fromkeys((*shown, *hidden), 0.5) for m in ("a", "b")}}
+        for seed in range(2)
+    ]
+    document = {"experiment": "x", "dataset": "y", "headline": shown[0], "reference": "a", "seeds": [0, 1],
+                "settings": {"default": {"values": {}, "runs": runs}}}
+    text = compare_seeds.describe(summarise_comparison(document)).replace("_", " ")
+    assert all(name.replace("_", " ") in text for name in shown)
+    assert not any(name.replace("_", " ") in text for name in hidden)
