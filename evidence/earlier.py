@@ -89,7 +89,7 @@ def weakness(reading: Reading, later: Sequence[Reading]) -> str:
         return "seeds were not listed"
     if any(r.condition == reading.condition and r.claim == reading.claim for r in later):
         return "seeds were added"
-    return "ten steps were too few" if subject(reading.claim) == "attacks" else "length was not searched"
+    return "ten steps were too few" if subject(reading.claim) == "attacks" else "search was too small"
 
 
 def make_tables() -> dict[str, Any]:

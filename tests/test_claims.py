@@ -271,9 +271,9 @@ def test_every_earlier_reading_is_that_of_the_history() -> None:
 
 def test_the_weakness_of_a_reading() -> None:
     first = earlier.Reading("new azimuths", "x", 20, 0.1, 0.0, 0.2, "holds", True, "a", "b")
-    assert earlier.weakness(first, []) == "length was not searched"
+    assert earlier.weakness(first, []) == "search was too small"
     assert earlier.weakness(first, [first._replace(n=40)]) == "seeds were added"
-    assert earlier.weakness(first, [first._replace(condition="y")]) == "length was not searched"
+    assert earlier.weakness(first, [first._replace(condition="y")]) == "search was too small"
     assert earlier.weakness(first._replace(listed=False), []) == "seeds were not listed"
     assert earlier.weakness(first._replace(claim="attacks"), []) == "ten steps were too few"
 
