@@ -148,6 +148,7 @@ class Config(Viewpoints):
     cnn_lr: float = setting(1e-3, float_in(1e-9, 10), "Learning rate of the CNN.")
     weight_decay: float = setting(0.0, float_in(0, 100),
         "A step shrinks the weights of convolutions, and of a CNN's dense layers, by lr * X.")
+    cnn_weight_decay: float = setting(None, float_in(0, 100), "The same for the CNN.", "as --weight-decay")
     preset: str = setting("small", tuple(PRESETS), "Small networks, or the smaller one of the paper: sizes 64,8,16,16,"
         " 68,754 parameters on stereo images, three iterations, with a floor and a rate of ours.", group="networks")
     sizes: tuple[int, int, int, int] = setting(None, list_of(int_in(1, 1024)), "Channels of conv1, and"
@@ -175,7 +176,8 @@ class Config(Viewpoints):
     def dependent(self) -> dict[str, Any]:
         own: dict[str, Any] = {"image_size": smallnorb.IMAGE_SIZE if self.has_views else multimnist.DIGIT_SIDE,
                "in_channels": 2 if self.dataset in OBJECT_SETS else 1, "n_classes": len(self.classes),
-               "n_epochs": 5, "cnn_epochs": self.n_epochs or 10, **PRESETS[self.preset]}
+               "n_epochs": 5, "cnn_epochs": self.n_epochs or 10, "cnn_weight_decay": self.weight_decay,
+               **PRESETS[self.preset]}
         if self.has_held_out:
             return super().dependent() | own
         unused = f"needs --dataset {', '.join(VIEW_SETS[:-1])} or {VIEW_SETS[-1]}"
@@ -663,9 +665,10 @@ def evaluate(model: Network, params: Params, data: Data, config: Config, workers
 DECAYED = {"conv1.w", "conv2.w", "conv3.w", "primary.w", "hidden.w", "out.w"}
 
 
-def of_model(name: str, config: Config) -> tuple[int, float]:
-    """Epochs and learning rate of a model."""
-    return (config.cnn_epochs, config.cnn_lr) if name == "cnn" else (config.n_epochs, config.lr)
+def of_model(name: str, config: Config) -> tuple[int, float, float]:
+    """Epochs, learning rate and weight decay of a model."""
+    c = config
+    return (c.cnn_epochs, c.cnn_lr, c.cnn_weight_decay) if name == "cnn" else (c.n_epochs, c.lr, c.weight_decay)
 
 
 def learning_rate(config: Config, model: str, progress: float) -> float:
@@ -708,7 +711,8 @@ def loss_and_grads(
 def train(model: Network, config: Config, data: Data, state: TrainState, workers: Workers, callback: Callback) -> None:
     """Train ``state`` in place to the model's number of epochs. Raises UserError where the loss stops being finite."""
     n, per_epoch = len(data.train.labels), steps_per_epoch(config, data)
-    n_steps = per_epoch * of_model(model.name, config)[0]
+    n_epochs, _, weight_decay = of_model(model.name, config)
+    n_steps = per_epoch * n_epochs
     update = smallnorb.adamw_step if config.plain else adamw_step
     while state.step < n_steps:
         started = time.perf_counter()
@@ -717,7 +721,7 @@ def train(model: Network, config: Config, data: Data, state: TrainState, workers
             losses, grads = workers.gradients(
                 functools.partial(loss_and_grads, model, progress), state.params, batch, model.part_size
             )
-            update(state, grads, learning_rate(config, model.name, progress), config.weight_decay, DECAYED)
+            update(state, grads, learning_rate(config, model.name, progress), weight_decay, DECAYED)
         require_finite(state, losses["train_loss"], per_epoch)
         state.add(losses, weight=len(batch.labels))
         state.seconds += time.perf_counter() - started

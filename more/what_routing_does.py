@@ -245,7 +245,7 @@ def sign_accuracy(config: smallnorb.Config, rng: np.random.Generator, biased: bo
 
 def sign_study(seed: int) -> dict[str, Any]:
     """The metrics without and with a bias of the votes."""
-    config, rng = smallnorb.Config(seed=seed), generator(seed, Stream.EVALUATION, *b"signs")
+    config, rng = smallnorb.Config(seed=seed, lr=2e-3), generator(seed, Stream.EVALUATION, *b"signs")
     plain, n_params = sign_accuracy(config, rng, biased=False)
     biased, _ = sign_accuracy(config, rng, biased=True)
     return {"n_params": n_params, "sign_accuracy": plain, "biased_sign_accuracy": biased}

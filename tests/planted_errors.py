@@ -173,7 +173,7 @@ more/conv_matrix_capsules.py test_conv_matrix_capsules
      make_result: smallnorb.angle_accuracies(_a, _b, _c, _d) -> smallnorb.angle_accuracies(_a, _b, _c, np.roll(_d, 1))
   test_training_images_depend_on_the_seed_and_test_images_do_not | subset: 1 -> 2
   test_half_of_the_hidden_units_are_left_out_in_training_and_none_in_a_test | training_batch: 2 * _a -> _a
-  test_the_learning_rate_rises_then_falls_and_the_cnn_has_its_own | of_model: config.cnn_lr -> config.lr
+  test_the_learning_rate_rises_then_falls_and_the_cnn_has_its_own | of_model: c.cnn_lr -> c.lr
 more/conv_matrix_capsules.py test_smallnorb_files
   test_settings_are_chosen_on_other_objects | norb_halves: objects[:-_a] -> objects
 more/conv_matrix_capsules.py test_protocol

@@ -183,6 +183,10 @@ SEARCHED = {"axes": [[0.001, 0.002, 0.004], [0, 1], [10, 20, 40]], "winner": [0.
         ({"doubled_length": {"change": 0.02}}, "twice the length gains 0.020"),
         ({"config": {"lr": 0.003}}, "f.json#a: lr of capsules is not that of results/search/capsules.json"),
         ({"config": {"dataset": "voxels"}}, "f.json#a: dataset of capsules is not that of"),
+        ({"config": {"weight_decay": 0.3}}, "f.json#a: weight_decay of capsules is not that of"),
+        ({"cnn": {"cnn_weight_decay": 0.3}}, "f.json#b: cnn_weight_decay of cnn_matched is not that of"),
+        ({"one_decay": 0.0}, None),  # a run from before the CNNs had one of their own
+        ({"one_decay": 0.3}, "f.json#b: cnn_weight_decay of cnn_matched is not that of"),
         ({"listed": "2000:2008"}, "was run before claims.py registered all of x"),
     ],
 )
@@ -195,7 +199,11 @@ def test_a_registered_comparison_has_the_settings_of_its_searches(
     c = Condition("x", "f.json", "a:capsules", "b:cnn_matched", "accuracy", seeds,
                   searches=("capsules.json", "cnn.json"))
     config = report.plain(views.Config(dataset="shapes", weight_decay=0.0))
-    own = {"a": {"lr": 0.002, "n_epochs": 20} | change.get("config", {}), "b": {"cnn_lr": 0.002, "cnn_epochs": 20}}
+    if "one_decay" in change:
+        config["weight_decay"] = change["one_decay"]
+        del config["cnn_weight_decay"]
+    own = {"a": {"lr": 0.002, "n_epochs": 20} | change.get("config", {}),
+           "b": {"cnn_lr": 0.002, "cnn_epochs": 20} | change.get("cnn", {})}
     runs = {part: {"settings": {"default": {"config": json.loads(json.dumps(config | own[part])), "runs": [
         {"seed": 2000, "models": {model: {"accuracy": 0.5}}}]}}, "environment": {"git_commit": "0" * 40}}
         for part, model in (("a", "capsules"), ("b", "cnn_matched"))}

@@ -206,7 +206,7 @@ def test_dependent_defaults_and_checks_are_those_of_a_constructor_too() -> None:
     views, conv = load("smallnorb_novel_viewpoint"), load("conv_matrix_capsules")
     toys = views.Config(dataset="toys", n_epochs=3)
     assert (toys.train_azimuths, toys.test_azimuths, toys.standardize) == ((300, 400), (60, 280), "image")
-    assert (toys.n_epochs, toys.cnn_epochs, toys.cnn_lr, views.Config(lr=0.5).cnn_lr) == (3, 3, 0.001, 0.5)
+    assert (toys.n_epochs, toys.cnn_epochs, toys.cnn_lr, views.Config(lr=0.5).cnn_lr) == (3, 3, 0.0005, 0.5)
     assert (views.Config().standardize, views.Config(dataset="shapes").standardize) == ("none", "image")
     assert (conv.Config(dataset="toys").image_size, conv.Config().image_size, conv.Config().cnn_epochs) == (32, 28, 10)
     wrong: list[dict[str, Any]] = [

@@ -83,7 +83,7 @@ def test_the_shorter_lengths_of_a_cnn_come_from_its_longest_training(
 
 def test_a_run_is_the_scripts_own_training() -> None:
     found = m.run_once(m.Config(model="cnn"), (0.001, 1.0, 11), 100)
-    config = m.smallnorb.Config(dataset="shapes", seed=100, cnn_epochs=11, cnn_lr=0.001)
+    config = m.smallnorb.Config(dataset="shapes", seed=100, cnn_epochs=11, cnn_lr=0.001, cnn_weight_decay=1.0)
     states = m.smallnorb.train_all(config, m.smallnorb.make_data(config), names=("cnn_matched",))
     history = states["cnn_matched"].history
     assert found == {

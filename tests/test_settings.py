@@ -158,14 +158,16 @@ def test_elevation_flags_hold_out_elevation() -> None:
 
 
 def test_cnns_are_trained_as_the_capsules_unless_they_have_settings_of_their_own() -> None:
-    def trained(script: Any, words: str) -> list[tuple[int, float]]:
+    def trained(script: Any, words: str) -> list[tuple[int, float, float]]:
         config = config_of(script, words.split())
         return [script.of_model(name, config) for name in script.MODEL_NAMES]
 
-    assert trained(views, "--lr 0.01 --n-epochs 3") == [(3, 0.01)] * 3
-    assert trained(views, "--lr 0.01 --n-epochs 3 --cnn-lr 0.1 --cnn-epochs 1") == [(3, 0.01), (1, 0.1), (1, 0.1)]
-    assert trained(conv, "--n-epochs 3") == [(3, 0.015), (3, conv.Config.cnn_lr)]
-    assert trained(conv, "--n-epochs 3 --cnn-lr 0.1 --cnn-epochs 7") == [(3, 0.015), (7, 0.1)]
+    assert trained(views, "") == [(80, 0.001, 1), (80, 0.0005, 0), (80, 0.0005, 0)]
+    assert trained(views, "--lr 0.01 --n-epochs 3 --weight-decay 2") == [(3, 0.01, 2)] * 3
+    own = "--cnn-lr 0.1 --cnn-epochs 1 --cnn-weight-decay 4"
+    assert trained(views, f"--lr 0.01 --n-epochs 3 {own}") == [(3, 0.01, 1), (1, 0.1, 4), (1, 0.1, 4)]
+    assert trained(conv, "--n-epochs 3 --weight-decay 2") == [(3, 0.015, 2), (3, conv.Config.cnn_lr, 2)]
+    assert trained(conv, f"--n-epochs 3 {own}") == [(3, 0.015, 0), (1, 0.1, 4)]
 
 
 def test_presets_and_flags_make_the_config() -> None:

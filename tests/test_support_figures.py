@@ -91,10 +91,10 @@ def test_given_flags_must_agree_with_the_checkpoint() -> None:
     config, states = finished(asked, {"seed", "data_dir", "quiet"}, done)
     assert config == Config(dataset="smallnorb", seed=3, n_epochs=1000, data_dir=Path("x"))
     assert list(states) == ["cnn"]
-    with pytest.raises(OSError, match=r"^a was made with --lr 0\.002, not 0\.1$"):
+    with pytest.raises(OSError, match=r"^a was made with --lr 0\.001, not 0\.1$"):
         finished(asked, {"lr"}, done)
     assert finished(asked, {"lr"}, done, free=("lr", "seed"))[0] == Config(
-        dataset="smallnorb", data_dir=Path("y"), seed=3, n_epochs=1000, lr=0.1, cnn_lr=1e-3
+        dataset="smallnorb", data_dir=Path("y"), seed=3, n_epochs=1000, lr=0.1, cnn_lr=5e-4
     )
     assert figures.load_finished(None, None, asked, {"lr"}) == (asked, {})
     with pytest.raises(OSError, match="a was trained on voxels, which have no files: leave --data-dir out"):
