@@ -17,8 +17,10 @@ keep more of their accuracy than a convolutional network does. What an attacker 
 
 The networks are those of conv_matrix_capsules.py, matrix capsules and a CNN of as many parameters. They learn drawn
 shapes, which are other ones for every seed, from a range of viewpoints; other images from that range are attacked.
-With ``--network capsnet`` they are the CapsNet of mnist_affine_capsnet.py and its CNN, on digits. The attacker knows
-all weights. Pixels run from 0 to 1, and images are not standardised: an epsilon of 0.1 is a tenth of that range.
+With ``--network dense`` they are those of smallnorb_novel_viewpoint.py, and ``--network capsnet`` attacks the CapsNet
+of mnist_affine_capsnet.py and its CNN, on digits. The attacker knows all weights. Pixels run from 0 to 1: an epsilon of
+0.1 is a tenth of that range. Where networks are given standardised images, that is their first layer: the attacker
+changes the images before it, and follows the gradient through it.
 
 Deviations from the paper: drawn shapes stand in for smallNORB (``--dataset smallnorb`` reads its files); the paper's
 CNN has more parameters than its capsules, this one has as many.
@@ -33,13 +35,14 @@ from __future__ import annotations
 import dataclasses
 import functools
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 import multimnist_capsnet as multimnist
+import smallnorb_novel_viewpoint as smallnorb
 from fast.workers import Workers
 from more import attacks
 from more import conv_matrix_capsules as conv
@@ -80,9 +83,18 @@ Params = dict[str, Array]
 
 EXPERIMENT = "capsule_attacks"
 MODEL_NAMES = ("capsules", "cnn")
-STEREO_SETS, DIGIT_SETS = ("smallnorb", "toys"), ("mnist", "strokes")
-OF_MATRIX = ("cnn_epochs", "batch_size", "cnn_lr", "sizes", "variance_floor", "loss", "cnn")  # and not of a CapsNet
+STEREO_SETS, DIGIT_SETS, RENDERED = ("smallnorb", "toys"), ("mnist", "strokes"), ("voxels", "shapes")
+OF_VIEWS = ("batch_size", "lr", "cnn_lr", "weight_decay", "cnn_weight_decay", "variance_floor", "loss", "standardize")
+OF_MATRIX = ("sizes", "cnn")
 PIXELS = (0.0, 1.0)  # their range
+
+
+def defaults_of(network: str, **given: Any) -> dict[str, Any]:
+    """Those of the network's own script, but for the length of the convolutional trainings."""
+    if network == "dense":
+        return vars(smallnorb.Config(dataset="shapes", **given))
+    n_epochs = given.get("n_epochs", 20)
+    return vars(conv.Config(**given)) | {"n_epochs": n_epochs, "cnn_epochs": n_epochs, "standardize": "none"}
 
 
 # --- Configuration: user inputs only ----------------------------------------------------------------------------------
@@ -99,14 +111,20 @@ class Config(Settings):
     seed: int = setting(0, int_in(0, 2**32 - 2), "Seed of the data, the initial weights and the order of the images.",
         usual=True)
     n_train: int | None = redeclared(conv.Config, "n_train", usual=False)
-    network: str = setting("matrix", ("matrix", "capsnet"), "Attack convolutional matrix capsules; or, on digits, a"
-        " CapsNet with dynamic routing.")
-    n_epochs: int = redeclared(conv.Config, "n_epochs", shown="20")
-    cnn_epochs: int = setting(None, int_in(1, 100_000), "The same for the CNN.", shown="20, or as --n-epochs")
+    network: str = setting("matrix", ("matrix", "dense", "capsnet"), "Attack convolutional matrix capsules; or on"
+        " voxels and shapes those of smallnorb_novel_viewpoint.py, which are dense; or on digits a CapsNet with dynamic"
+        " routing.", usual=True)
+    standardize: str = setting(None, ("image", "none"), "With image, bring each image of voxels or shapes to mean zero"
+        " and unit variance in the network's first layer.", "none, dense image")
+    n_epochs: int = redeclared(conv.Config, "n_epochs", shown="20, dense 80")
+    cnn_epochs: int = setting(None, int_in(1, 100_000), "The same for the CNN.", "20, dense 80, or as --n-epochs")
     batch_size: int = redeclared(conv.Config, "batch_size")
-    cnn_lr: float = redeclared(conv.Config, "cnn_lr")
-    sizes: tuple[int, int, int, int] = redeclared(conv.Config, "sizes")
-    variance_floor: float = redeclared(conv.Config, "variance_floor")
+    lr: float = redeclared(conv.Config, "lr", help="Learning rate of the capsules.", shown="0.015, dense 0.001")
+    cnn_lr: float = redeclared(conv.Config, "cnn_lr", None, shown="0.001, dense 0.0005, or as --lr")
+    weight_decay: float = redeclared(conv.Config, "weight_decay", None, shown="0, dense 1")
+    cnn_weight_decay: float = redeclared(conv.Config, "cnn_weight_decay")
+    sizes: tuple[int, int, int, int] = redeclared(conv.Config, "sizes", shown="32,4,4,8")
+    variance_floor: float = redeclared(conv.Config, "variance_floor", shown="1, dense 3")
     loss: str = redeclared(conv.Config, "loss")
     cnn: str = redeclared(conv.Config, "cnn")
     dtype: str = redeclared(conv.Config, "dtype")
@@ -116,12 +134,13 @@ class Config(Settings):
     n_attack: int = setting(200, int_in(1, 10**7), "Attack N test images, evenly spaced over the set.", usual=True,
         free=True)
     n_test: int = 2000  # of smallNORB, toys and MNIST: a test on all would take longer than the training
-    lr: float = conv.Config.lr
-    em_iters: int = conv.Config.em_iters
-    beta_v_init: float = conv.Config.beta_v_init
+    em_iters: Any = None  # these two are those of the network's own script
+    beta_v_init: Any = None
 
     def dependent(self) -> dict[str, Any]:
-        return {"n_epochs": 20, "cnn_epochs": self.n_epochs or 20, **conv.PRESETS["small"]}
+        given = {name: getattr(self, name) for name in ("n_epochs", "lr", "weight_decay")}
+        own = defaults_of(self.network, **{name: value for name, value in given.items() if value is not None})
+        return {name: own[name] for name in own.keys() & vars(self).keys()}
 
     def check(self) -> None:
         if self.dataset == "smallnorb" and self.data_dir is None:
@@ -132,12 +151,16 @@ class Config(Settings):
             raise SettingError("epsilons", f"{text_of(self.epsilons)} does not rise")
         if len({f"{epsilon:g}" for epsilon in self.epsilons}) < len(self.epsilons):
             raise SettingError("epsilons", "two of them are the same to six digits")
-        if self.network == "capsnet":
-            if self.dataset not in DIGIT_SETS:
-                raise SettingError("network", "capsnet needs --dataset mnist or strokes")
-            for name in (name for name in OF_MATRIX if name != "cnn_epochs"):
-                if getattr(self, name) != conv.PRESETS["small"].get(name, getattr(Config, name)):
-                    raise SettingError(name, "not together with --network capsnet")
+        for network, sets in {"capsnet": DIGIT_SETS, "dense": RENDERED}.items():
+            if self.network == network and self.dataset not in sets:
+                raise SettingError("network", f"{network} needs --dataset {' or '.join(sets)}")
+        if self.standardize == "image" and self.dataset not in RENDERED:
+            raise SettingError("standardize", "image needs --dataset voxels or shapes")
+        unused = {"capsnet": (*OF_VIEWS, *OF_MATRIX), "dense": (*OF_MATRIX, "n_train"), "matrix": ()}[self.network]
+        defaults = defaults_of(self.network)
+        for name in unused:
+            if getattr(self, name) != defaults.get(name, getattr(Config, name)):
+                raise SettingError(name, f"not together with --network {self.network}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,33 +176,47 @@ def fields_of(config: Config, other: Any) -> dict[str, Any]:
 
 def network_config(config: Config) -> conv.Config:
     """That of conv_matrix_capsules.py."""
-    fields = fields_of(config, conv.Config) | {"standardize": "none"}
+    fields = fields_of(config, conv.Config)
     if config.dataset in STEREO_SETS:
         fields["held_out"] = "nothing"  # as in the paper's figure: all views of the objects that are not trained on
     return conv.Config(**fields)
 
 
+def dense_config(config: Config) -> smallnorb.Config:
+    """That of smallnorb_novel_viewpoint.py."""
+    return smallnorb.Config(**fields_of(config, smallnorb.Config))
+
+
 def capsnet_config(config: Config, data: affine.Data | None = None) -> affine.Config:
     """That of mnist_affine_capsnet.py; with the data, it has their number in place of 0."""
     own: dict[str, Any] = {"n_test": None} | {
-        name: getattr(affine.Config, name) for name in ("lr", "cnn_lr", "batch_size")}
+        name: getattr(affine.Config, name) for name in ("lr", "cnn_lr", "weight_decay", "batch_size")}
     made = affine.Config(**fields_of(config, affine.Config) | own | {"n_train": config.n_train})
     return affine.resolve_defaults(made, data) if data else made
 
 
-def make_data(config: Config) -> Data | affine.Data:
+AnyData = Data | smallnorb.Data | affine.Data
+
+
+def make_data(config: Config) -> AnyData:
     """Images to train on, and other ones to attack. Raises UserError where files are missing or damaged."""
     if config.network == "capsnet":
         return affine.make_data(capsnet_config(config))
+    if config.network == "dense":
+        return smallnorb.make_data(dense_config(config))
     return conv.make_data(network_config(config))._replace(held_out=None)
 
 
-def attacked_images(config: Config, data: Data | affine.Data) -> tuple[Array, Array]:
-    """The images (N, H, W, C) to attack, and their labels (N,)."""
+def attacked_images(config: Config, data: AnyData) -> tuple[Array, Array]:
+    """The images (N, H, W, C) to attack, as they are before any standardisation, and their labels (N,)."""
     if isinstance(data, affine.Data):
         digits = affine.rotated_set(data, capsnet_config(config), 0.0, config.n_attack)
         return digits.images[..., None], digits.labels[:, 0]
-    examples = conv.subset(data.test, config.n_attack)
+    if config.standardize == "image":
+        config = dataclasses.replace(config, standardize="none")
+        data = cast("Data | smallnorb.Data", make_data(config))
+    examples = conv.Examples(*data.familiar[:2]) if isinstance(data, smallnorb.Data) else data.test
+    examples = conv.subset(examples, config.n_attack)
     return conv.prepared(examples.images, network_config(config)), examples.labels
 
 
@@ -190,12 +227,13 @@ def make_models(config: Config) -> dict[str, Any]:
     if config.network == "capsnet":
         models = affine.make_models(capsnet_config(config))
         return {"capsules": models["capsnet"]._replace(name="capsules"), "cnn": models["cnn"]}
+    if config.network == "dense":
+        dense = smallnorb.make_models(dense_config(config))
+        return {"capsules": dense["capsules"], "cnn": dense["cnn_matched"]._replace(name="cnn")}
     return dict(conv.make_models(network_config(config)))
 
 
-def train_all(
-    config: Config, data: Data | affine.Data, options: Any = NO_OPTIONS, **more: Any
-) -> dict[str, TrainState]:
+def train_all(config: Config, data: AnyData, options: Any = NO_OPTIONS, **more: Any) -> dict[str, TrainState]:
     """Train the models one after the other, and return their states. ``more`` as in ``Session``."""
     session = Session(EXPERIMENT, config, make_models, options, **more)
     with Workers(options.threads) as workers:
@@ -206,6 +244,13 @@ def train_all(
                 lr = digits.lr if model.name == "capsules" else digits.cnn_lr
                 of_digits: Any = state
                 affine.train(model, dataclasses.replace(digits, cnn_lr=lr), data, of_digits, workers, after_step)
+        elif isinstance(data, smallnorb.Data):
+            dense = dense_config(config)
+            n_epochs = functools.partial(smallnorb.of_model, config=dense)
+            for model, state in session.trainings(
+                lambda name: smallnorb.steps_per_epoch(dense, data) * n_epochs(name)[0]
+            ):
+                smallnorb.train(model, dense, data, state, session.after_step)
         else:
             matrix = network_config(config)
             n_steps = functools.partial(of_model, config=matrix)
@@ -225,17 +270,58 @@ def voting(config: conv.Config) -> Network:
     return conv.make_capsules(config, conv.Routing(class_votes, backward, parameters))
 
 
+def standardized_forward(x: Array) -> tuple[Array, tuple[Array, Array]]:
+    """Images x (N, H, W, C) -> ``smallnorb.standardized``, cache."""
+    out = smallnorb.standardized(x)
+    return out, (out, x.std(axis=(1, 2), keepdims=True))
+
+
+def standardized_backward(dout: Array, cache: tuple[Array, Array]) -> Array:
+    """dout (N, H, W, C) -> dx; 0 for an image of one grey level."""
+    out, deviation = cache
+    divisor = deviation + deviation.dtype.type(1e-6)
+    # out = (x - mean) / (deviation + 1e-6)
+    dcentred = dout / divisor
+    # deviation = sqrt(mean of (x - mean)^2)
+    dcentred -= out * (dout * out).mean(axis=(1, 2), keepdims=True) / np.maximum(deviation, 1e-12)
+    # x - mean
+    return np.where(out.any(axis=(1, 2), keepdims=True), dcentred - dcentred.mean(axis=(1, 2), keepdims=True), 0)
+
+
+def of_raw(forward: Callable[..., Any], backward: Callable[..., Any]) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """The pair of a network that standardises its images first."""
+
+    def of_images(x: Array) -> tuple[Array, Any]:
+        out, cache = standardized_forward(x)
+        scores, own = forward(out)
+        return scores, (own, cache)
+
+    def to_images(dscores: Array, cache: Any, need_dx: bool) -> tuple[Params, Array]:
+        grads, dout = backward(dscores, cache[0], need_dx=need_dx)
+        return grads, standardized_backward(dout, cache[1])
+
+    return of_images, to_images
+
+
+DENSE_PART = 64  # images of the dense networks at a time
+
+
 def attacked_network(
     config: Config, name: str, params: Params, workers: Workers, vote: bool = False
 ) -> attacks.Network:
     """A trained network, or with ``vote`` the capsules without the routing of the class capsules."""
     size, has_odds = conv.PART, name == "capsules"
     digits = capsnet_config(config) if config.network == "capsnet" else affine.Config()
-    if config.network == "matrix":
-        matrix = network_config(config)
-        model = voting(matrix) if vote else conv.make_models(matrix)[name]
-        forward, backward, size = functools.partial(model.forward, params), model.backward, model.part_size
+    if config.network != "capsnet":
+        model = make_models(dataclasses.replace(config, em_iters=1) if vote else config)[name]
+        if vote and config.network == "matrix":
+            model = voting(network_config(config))
+        forward: Any = functools.partial(model.forward, params)
+        backward: Any = model.backward
+        size = DENSE_PART if config.network == "dense" else model.part_size
         own, has_odds = lambda scores, labels: model.loss(scores, labels, 1.0), has_odds and config.loss == "spread"
+        if config.standardize == "image":
+            forward, backward = of_raw(forward, backward)
     elif name == "capsules":
         digits = dataclasses.replace(digits, routing_iters=1 if vote else digits.routing_iters)
         forward = functools.partial(multimnist.capsnet_forward, params, config=digits)
@@ -265,7 +351,7 @@ def attacked_network(
 
 
 def attack_all(
-    config: Config, states: Mapping[str, TrainState], data: Data | affine.Data, threads: int = 1
+    config: Config, states: Mapping[str, TrainState], data: AnyData, threads: int = 1
 ) -> dict[str, attacks.Found]:
     """The attacks on every trained model, after a second training from other initial weights."""
     others = train_all(dataclasses.replace(config, seed=config.seed + 1), data, RunOptions(threads=threads, quiet=True),
@@ -319,7 +405,8 @@ def make_result(
             of = tables[table][name]
             models[name] |= {f"{kind}_{e}_{suffix}": x for kind in of for e, x in of[kind].items()}
     config = dataclasses.replace(config, n_attack=len(both))
-    result = result_document(EXPERIMENT, config, data.name, models, states, headline="accuracy")
+    name = config.dataset if isinstance(data, smallnorb.Data) else data.name
+    result = result_document(EXPERIMENT, config, name, models, states, headline="accuracy")
     rounds = {name: dict(zip(names, one.convergence, strict=True)) for name, one in found.items()}
     return result | tables | {"convergence": rounds, "n_both": int(both.sum())}
 

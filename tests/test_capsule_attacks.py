@@ -40,19 +40,24 @@ def attack_config(*flags: str) -> m.Config:
 @pytest.mark.parametrize(
     ("network", "name", "vote"),
     [("matrix", "capsules", False), ("matrix", "capsules", True), ("matrix", "cnn", False),
+     ("dense", "capsules", False), ("dense", "capsules", True), ("dense", "cnn", False),
      ("capsnet", "capsules", False), ("capsnet", "capsules", True), ("capsnet", "cnn", False)],
 )
 def test_the_gradients_that_an_attacker_follows(network: str, name: str, vote: bool, monkeypatch: Any) -> None:
-    """Those of the network's own scores, the vote attack's among them: every loss against its finite differences."""
+    """Those of the network's own scores, the vote attack's among them, and through the standardisation of images: every
+    loss against its finite differences."""
     monkeypatch.setitem(digits.PRESETS, "small", {"conv_channels": 3, "primary_types": 1, "decoder": (8, 8)})
+    monkeypatch.setattr(views, "CONV_CHANNELS", 2)
     matrix = dataclasses.replace(attack_config("--dataset", "voxels"), dtype="float64")
     config = matrix if network == "matrix" else m.Config(dataset="strokes", network="capsnet", dtype="float64")
+    if network == "dense":
+        config = m.Config(network="dense", dtype="float64")
     if network == "capsnet":
         capsnet = {"conv_channels": 3, "primary_types": 1, "decoder": (8, 8)}
         made = functools.partial(dataclasses.replace, m.capsnet_config(config), **capsnet)
         monkeypatch.setattr(m, "capsnet_config", lambda config: made())
     params, rng = perturbed(m.make_models(config)[name]), np.random.default_rng(0)
-    x, labels = rng.random((2, 32, 32, 1) if network == "matrix" else (2, 28, 28, 1)), np.array([3, 0])
+    x, labels = rng.random((2, 28, 28, 1) if network == "capsnet" else (2, 32, 32, 1)), np.array([3, 0])
     seen = m.attacked_network(config, name, params, SERIAL, vote)
     routed = m.attacked_network(config, name, params, SERIAL)
     assert vote == (np.abs(seen.scores(x) - routed.scores(x)).max() > 1e-6)
@@ -64,6 +69,52 @@ def test_the_gradients_that_an_attacker_follows(network: str, name: str, vote: b
         check_gradient(
             lambda x, loss=loss: float(loss(seen.scores(x), labels)[0].sum()), {"x": x}, {"x": dx}, rng, step=1e-6
         )
+
+
+def test_an_attacker_changes_images_before_they_are_standardized() -> None:
+    """The scores of the dense networks, and of matrix capsules with --standardize image, are those of the images that
+    the training had; an image of one grey level has no gradient."""
+    for config in (m.Config(network="dense"), attack_config("--standardize", "image")):
+        data = m.make_data(config)
+        images, labels = m.attacked_images(config, data)
+        own = m.attacked_images(dataclasses.replace(config, standardize="none"), data)[0]
+        assert not np.array_equal(images, own)
+        assert (images.min() >= 0) & (images.max() <= 1)
+        np.testing.assert_array_equal(views.standardized(images), own)
+        model = m.make_models(config)["capsules"]
+        params = model.init_params(np.random.default_rng(0))
+        seen = m.attacked_network(config, "capsules", params, SERIAL)
+        np.testing.assert_allclose(seen.scores(images), model.forward(params, own)[0], rtol=1e-5)
+        dx = seen.gradient(np.full((1, 32, 32, 1), 0.3), labels[:1], seen.losses["_margin"])[2]
+        assert np.array_equal(dx, np.zeros_like(dx))
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        ("--network dense --dataset mnist", "--network: dense needs --dataset voxels or shapes"),
+        ("--network capsnet", "--network: capsnet needs --dataset mnist or strokes"),
+        ("--network dense --sizes 8,2,2,2", "--sizes: not together with --network dense"),
+        ("--network dense --n-train 20", "--n-train: not together with --network dense"),
+        ("--network capsnet --dataset strokes --lr 0.1", "--lr: not together with --network capsnet"),
+        ("--dataset strokes --standardize image", "--standardize: image needs --dataset voxels or shapes"),
+    ],
+)
+def test_settings_of_other_networks_are_refused(words: str, complaint: str) -> None:
+    with pytest.raises(views.UsageError, match=complaint):
+        config_of(m, words.split())
+
+
+def test_the_dense_networks_are_those_of_their_own_script() -> None:
+    config = m.Config(network="dense", n_epochs=2, seed=3)
+    own = views.Config(dataset="shapes", n_epochs=2, seed=3)
+    assert m.dense_config(config) == own
+    assert m.Config(network="dense") == config_of(m, ["--network", "dense"])
+    states = m.train_all(config, m.make_data(config))
+    expected = views.train_all(own, views.make_data(own), names=("capsules",))["capsules"]
+    assert states["capsules"].history == expected.history
+    assert states["cnn"].step == states["capsules"].step == 2 * 15
+    assert sum(p.size for p in states["cnn"].params.values()) == 558_293
 
 
 def test_the_cnn_that_is_attacked_is_that_of_the_training() -> None:
@@ -177,15 +228,17 @@ class Trained(NamedTuple):
 
 
 @functools.cache
-def trained_pair(seed: int) -> tuple[m.Config, Any, dict[str, Any]]:
-    config = m.Config(seed=seed, n_train=200, batch_size=16, sizes=(6, 2, 2, 2), n_epochs=8, cnn_epochs=6, n_attack=20)
+def trained_pair(seed: int, network: str) -> tuple[m.Config, Any, dict[str, Any]]:
+    small: Any = {"n_train": 200, "batch_size": 16, "sizes": (6, 2, 2, 2), "n_epochs": 8, "cnn_epochs": 6}
+    own = small if network == "matrix" else {"n_epochs": 10}
+    config = m.Config(seed=seed, network=network, n_attack=20, **own)
     data = m.make_data(config)
     return config, data, m.train_all(config, data)
 
 
 @functools.cache
-def trained(name: str, dtype: str = "float32", seed: int = 101) -> Trained:
-    config, data, states = trained_pair(seed)
+def trained(name: str, dtype: str = "float32", seed: int = 101, network: str = "matrix") -> Trained:
+    config, data, states = trained_pair(seed, network)
     config = dataclasses.replace(config, dtype=dtype)
     params = {one: {key: p.astype(dtype) for key, p in state.params.items()} for one, state in states.items()}
     seen = functools.partial(m.attacked_network, config, workers=SERIAL)
@@ -197,8 +250,10 @@ def trained(name: str, dtype: str = "float32", seed: int = 101) -> Trained:
 
 
 @functools.cache
-def found(name: str, seed: int = 101, epsilons: tuple[float, ...] = EPSILONS, effort: Any = SHORT) -> attacks.Found:
-    it, rng = trained(name, seed=seed), np.random.default_rng(0)
+def found(
+    name: str, seed: int = 101, epsilons: tuple[float, ...] = EPSILONS, effort: Any = SHORT, network: str = "matrix"
+) -> attacks.Found:
+    it, rng = trained(name, seed=seed, network=network), np.random.default_rng(0)
     return attacks.attack(it.network, it.others, it.images, it.labels, epsilons, m.PIXELS, rng, effort)
 
 
@@ -414,13 +469,15 @@ def art_accuracy(it: Trained, epsilon: float, n_steps: int, n_starts: int, queri
     return {name: float(one.mean()) for name, one in right.items()}
 
 
+@pytest.mark.parametrize("network", ["matrix", "dense"])
 @pytest.mark.parametrize("seed", [101, 102])
 @each_network
-def test_the_library_finds_no_more_than_a_point_more(name: str, seed: int) -> None:
+def test_the_library_finds_no_more_than_a_point_more(name: str, seed: int, network: str) -> None:
     """Automatic PGD and the square attack of the Adversarial Robustness Toolbox, where it is installed."""
     pytest.importorskip("art")
-    library = art_accuracy(trained(name, seed=seed), EPSILONS[1], n_steps=20, n_starts=2, queries=40)
-    ours = found(name, seed, EPSILONS[1:2], attacks.DEFAULT)
+    epsilon = EPSILONS[1] if network == "matrix" else 2 * EPSILONS[1]
+    library = art_accuracy(trained(name, seed=seed, network=network), epsilon, n_steps=20, n_starts=2, queries=40)
+    ours = found(name, seed, (epsilon,), attacks.DEFAULT, network)
     assert ours.right["worst_case"].mean() <= library["all"] + 0.01
     assert 0 < library["all"] < library["square"] <= ours.clean.mean()
 
