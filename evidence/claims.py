@@ -202,31 +202,6 @@ REGISTERED: tuple[Claim, ...] = (
             ),
         ),
     ),
-    Claim(
-        "Matrix capsules withstand attacks better than a CNN",
-        "smallNORB, FGSM: higher accuracy at every ε", "docs/capsule_attacks.md", (
-            Condition(
-                "dense, drawn shapes: one step of 0.1", "capsule_attacks/registered_shapes.json", "capsules", "cnn",
-                "fgsm_0.1_accuracy", "2000:2128", tolerance=0.1,
-                searches=("shapes_azimuths_dense_capsules_2_iterations.json", "shapes_azimuths_dense_cnn.json"),
-            ),
-            Condition(
-                "one step of 0.1 along the margin", "capsule_attacks/registered_shapes.json", "capsules", "cnn",
-                "fgsm_margin_0.1_accuracy", "2000:2128", tolerance=0.1,
-                searches=("shapes_azimuths_dense_capsules_2_iterations.json", "shapes_azimuths_dense_cnn.json"),
-            ),
-            Condition(
-                "worst case, ε = 0.05", "capsule_attacks/registered_shapes.json", "capsules", "cnn",
-                "worst_case_0.05_accuracy", "2000:2128", tolerance=0.1,
-                searches=("shapes_azimuths_dense_capsules_2_iterations.json", "shapes_azimuths_dense_cnn.json"),
-            ),
-            Condition(
-                "worst case, ε = 0.1", "capsule_attacks/registered_shapes.json", "capsules", "cnn",
-                "worst_case_0.1_accuracy", "2000:2128", tolerance=0.1,
-                searches=("shapes_azimuths_dense_capsules_2_iterations.json", "shapes_azimuths_dense_cnn.json"),
-            ),
-        ),
-    ),
 )
 
 

@@ -352,7 +352,8 @@ def check_search(path: Path) -> Iterator[str]:
     document = read_result(path)
     if search.edges(document["axes"], tuple(document["winner"])):
         yield f"{path}: the winner lies at an edge of the grid"
-    if not document["doubled_length"]["change"] < search.TOLERANCE:
+    condition = search.parse_search(shlex.split(document["command"])[3:])[0].condition
+    if not document["doubled_length"]["change"] < search.TOLERANCES[condition]:
         yield f"{path}: twice the length gains {document['doubled_length']['change']:.3f}"
 
 

@@ -1,16 +1,17 @@
 #!/usr/bin/env python3
-"""The search of one network's settings on views of objects: rate, weight decay, length of training, the same for all.
+"""The search of one network's settings: rate, weight decay and length of training, the same axes for all.
 
     python -m evidence.search --network dense --model cnn --condition azimuths
 
 Successive halving on validation seeds: all settings of the grid on two seeds, the best third on more, the best third of
 these on more again, the best four on all (SEEDS). A setting counts where the network classifies 95 % of the familiar
-views correctly. Where the winner lies at an edge of the grid, the axis gets one more value, with the winner's
-neighbours on the other axes, and the halving goes on. At the end the winner is trained twice as long, on fresh
-validation seeds, as it was chosen for its luck on the others too. Where that gains two points or more on held-out
-views, the longer one is the winner, and is trained twice as long in turn. The dense CNN, whose training does not depend
-on its length, gets all lengths from one. Every run is kept in results/search/runs, and none is run twice: a search that
-was stopped goes on.
+views correctly. The best one has the highest accuracy on held-out views or, of condition attacks, on familiar views
+under attack. Where the winner lies at an edge of the grid, the axis gets one more value, with the winner's neighbours
+on the other axes, and the halving goes on. At the end the winner is trained twice as long, on fresh validation seeds,
+as it was chosen for its luck on the others too. Where that gains two points or more, under attack ten, the longer one
+is the winner, and is trained twice as long in turn. The dense CNN, whose training does not depend on its length, gets
+all lengths from one. Every run is kept in results/search/runs, and none is run twice: a search that was stopped goes
+on.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ from typing import Any
 import numpy as np
 
 import smallnorb_novel_viewpoint as smallnorb
+from fast.workers import SERIAL
+from more import attacks, capsule_attacks
 from more import conv_matrix_capsules as conv
 from smallnorb_novel_viewpoint import OUTPUT, Settings, UserError, int_in, parse, print_message, script, setting
 from support.experiment import require_writable
@@ -34,19 +37,26 @@ from support.results import environment, save_result
 
 Setting = tuple[float, float, int]  # rate, weight decay, epochs
 
-SEEDS = {"dense": (2, 6, 16, 48), "convolutional": (2, 4, 8, 24)}  # of a setting, stage by stage, from FIRST_SEED on
-FRESH = {"dense": 48, "convolutional": 24}  # seeds after those, of the winner and of twice its length
+SEEDS = {"dense": (2, 6, 16, 48), "convolutional": (2, 4, 8, 24), "attacks": (2, 4, 8, 16)}  # stage by stage
+FRESH = {"dense": 48, "convolutional": 24, "attacks": 16}  # seeds after those, of the winner and of twice its length
 LENGTHS = [10 * 2**k for k in range(10)]  # epochs that are kept of a training that has all lengths
 FIRST_SEED = 100
-KEEP, FAMILIAR, TOLERANCE = 4, 0.95, 0.02  # settings at least; accuracy on familiar views; of the doubled length
+KEEP, FAMILIAR = 4, 0.95  # settings at least; accuracy on familiar views
+TOLERANCES = {"azimuths": 0.02, "elevations": 0.02, "attacks": 0.1}  # of the doubled length
 CONDITIONS: dict[str, dict[str, Any]] = {
-    "azimuths": {}, "elevations": {"train_elevations": (10.0, 35.0), "test_elevations": (40.0, 70.0)},
+    "azimuths": {}, "elevations": {"train_elevations": (10.0, 35.0), "test_elevations": (40.0, 70.0)}, "attacks": {},
 }
+NETWORKS, N_ATTACKED = {"dense": "dense", "convolutional": "matrix"}, 50  # as capsule_attacks.py calls them; images
+EPSILON, EFFORT = 0.1, attacks.Effort(most_steps=80, queries=0)  # of the attack
 GRIDS: dict[tuple[str, str], tuple[list[float], list[float], list[int]]] = {
     ("dense", "capsules"): ([0.0005, 0.001, 0.002, 0.004], [0, 0.3, 1, 3], [10, 20, 40, 80]),
     ("dense", "cnn"): ([0.00025, 0.0005, 0.001, 0.002], [0, 0.3, 1, 3], [10, 20, 40, 80]),
     ("convolutional", "capsules"): ([0.0075, 0.015, 0.03], [0, 1], [5, 10, 20, 40]),
     ("convolutional", "cnn"): ([0.001, 0.003, 0.01], [0, 1], [5, 10, 20, 40]),
+}
+OF_ATTACKS = {  # trainings of which an accuracy would ask no more, but robustness does
+    "capsules": ([0.0005, 0.001, 0.002], [0.3, 1, 3], [80, 160, 320]),
+    "cnn": ([0.00025, 0.0005, 0.001], [0.3, 1, 3], [80, 160, 320]),
 }
 FACTORS = (2, 3, 2)  # from a value at an edge to the next one
 
@@ -56,7 +66,8 @@ class Config(Settings):
     network: str = setting("dense", ("dense", "convolutional"), "Search the networks of smallnorb_novel_viewpoint.py,"
         " or those of more/conv_matrix_capsules.py.", usual=True)
     model: str = setting("capsules", ("capsules", "cnn"), "Search the capsules, or the CNN of equal size.", usual=True)
-    condition: str = setting("azimuths", tuple(CONDITIONS), "Hold out azimuths, or elevations.", usual=True)
+    condition: str = setting("azimuths", tuple(CONDITIONS), "Hold out azimuths, or elevations; or attack images of"
+        " views that are trained on.", usual=True)
     dataset: str = setting("shapes", ("shapes", "voxels"), "Shapes that the seed draws, or the five voxel objects.")
     em_iters: int = setting(2, int_in(1, 2), "Route the capsules in N iterations; in one, all assignments are even.")
 
@@ -64,6 +75,16 @@ class Config(Settings):
     def any_length(self) -> bool:
         """Whether an epoch does not depend on how many follow: no margin and no rate that follow the progress."""
         return self.network == "dense" and self.model == "cnn"
+
+    @property
+    def metric(self) -> str:
+        """What is chosen by."""
+        return "attacked" if self.condition == "attacks" else "held_out"
+
+    @property
+    def stages(self) -> str:
+        """The key of SEEDS and FRESH."""
+        return "attacks" if self.condition == "attacks" else self.network
 
     @property
     def name(self) -> str:
@@ -81,29 +102,50 @@ class Options(Settings):
 def training_of(config: Config, chosen: Setting, seed: int) -> tuple[Any, Any, str]:
     """The module, the configuration and the model's name there of one training."""
     rate, decay, epochs = chosen
-    module: Any = smallnorb if config.network == "dense" else conv
-    name = "cnn_matched" if config.network == "dense" and config.model == "cnn" else config.model
+    is_attacked = config.condition == "attacks"
+    module: Any = capsule_attacks if is_attacked else smallnorb if config.network == "dense" else conv
+    name = "cnn_matched" if module is smallnorb and config.model == "cnn" else config.model
     if config.model == "capsules":
         own = {"lr": rate, "n_epochs": epochs, "em_iters": config.em_iters}
     else:
         own = {"cnn_lr": rate, "cnn_epochs": epochs}
     more = CONDITIONS[config.condition]
+    if is_attacked:
+        more = {"network": NETWORKS[config.network], "n_attack": N_ATTACKED}
     asked = module.Config(dataset=config.dataset, seed=seed, weight_decay=decay, standardize="image", **own, **more)
     return module, asked, name
 
 
 def run_once(config: Config, chosen: Setting, seed: int) -> dict[int, dict[str, float]]:
     """Accuracies after each length that one training gives; a fifth, as by guessing, where it does not stay finite."""
-    (module, asked, name), epochs = training_of(config, chosen, seed), chosen[2]
-    try:
-        history = module.train_all(asked, module.make_data(asked), names=(name,))[name].history
-    except UserError:
-        history = {f"{part}_accuracy": [0.2] * epochs for part in ("familiar", "held_out")}
+    (module, asked, name), epochs, params = training_of(config, chosen, seed), chosen[2], dict[int, Any]()
     lengths = sorted({epochs, *(k for k in LENGTHS if k < epochs)}) if config.any_length else [epochs]
-    return {
-        length: {part: round(history[f"{part}_accuracy"][length - 1], 5) for part in ("familiar", "held_out")}
-        for length in lengths
-    }
+    familiar = "familiar_accuracy" if config.condition != "attacks" or config.network == "dense" else "accuracy"
+
+    def keep(state: Any, epoch_ended: bool) -> None:
+        if epoch_ended and (n := len(state.history.get(familiar, ()))) in lengths:
+            params[n] = {key: p.copy() for key, p in state.params.items()}
+
+    data = module.make_data(asked)
+    try:
+        history = module.train_all(asked, data, names=(name,), callback=keep)[name].history
+    except UserError:
+        return {length: {"familiar": 0.2, config.metric: 0.2} for length in lengths}
+    if config.condition == "attacks":
+        values = [attacked_accuracy(asked, name, params[length], data) for length in lengths]
+    else:
+        values = [history["held_out_accuracy"][length - 1] for length in lengths]
+    return {length: {"familiar": round(history[familiar][length - 1], 5), config.metric: round(value, 5)}
+            for length, value in zip(lengths, values, strict=True)}
+
+
+def attacked_accuracy(asked: capsule_attacks.Config, name: str, params: Any, data: Any) -> float:
+    """Under all attacks along the network's own gradient."""
+    network = capsule_attacks.attacked_network(asked, name, params, SERIAL)
+    images, labels = capsule_attacks.attacked_images(asked, data)
+    rng = np.random.default_rng(asked.seed)
+    found = attacks.attack(network, {}, images, labels, (EPSILON,), capsule_attacks.PIXELS, rng, EFFORT)
+    return float(found.right["gradients"].mean())
 
 
 class Runs:
@@ -130,13 +172,15 @@ class Runs:
         return [self.found[chosen, seed][part] for seed in range(first, first + n_seeds)]
 
     def rank(self, chosen: Setting, n_seeds: int) -> tuple[bool, float]:
-        familiar, held_out = (float(np.mean(self.values(chosen, n_seeds, part))) for part in ("familiar", "held_out"))
-        return familiar >= FAMILIAR, held_out
+        familiar, chosen_by = (
+            float(np.mean(self.values(chosen, n_seeds, part))) for part in ("familiar", self.config.metric)
+        )
+        return familiar >= FAMILIAR, chosen_by
 
 
 def halved(runs: Runs, settings: Sequence[Setting]) -> list[Setting]:
     """The settings that are left in the last stage, the best first."""
-    left, stages = list(settings), SEEDS[runs.config.network]
+    left, stages = list(settings), SEEDS[runs.config.stages]
     for stage, n_seeds in enumerate(stages):
         left.sort(key=lambda chosen: -chosen[2])  # run the longest first: it may hold the shorter ones
         left.sort(key=lambda chosen: runs.rank(chosen, n_seeds), reverse=True)
@@ -154,7 +198,8 @@ def edges(axes: Sequence[list[Any]], winner: Setting) -> list[int]:
 
 def search(config: Config, cache: Path) -> dict[str, Any]:
     """The grid with all means, the finalists, the winner, and what twice its length changes."""
-    runs, axes = Runs(config, cache), [list(values) for values in GRIDS[config.network, config.model]]
+    grid = OF_ATTACKS[config.model] if config.condition == "attacks" else GRIDS[config.network, config.model]
+    runs, axes, metric = Runs(config, cache), [list(values) for values in grid], config.metric
     settings: list[Any] = list(itertools.product(*axes))
     while at := edges(axes, (finalists := halved(runs, settings))[0]):
         winner = finalists[0]
@@ -166,24 +211,26 @@ def search(config: Config, cache: Path) -> dict[str, Any]:
             axes[k].insert(len(axes[k]) if is_top else 0, new)
             beside = [[new] if i == k else values for i, values in enumerate(around)]
             settings += [chosen for chosen in itertools.product(*beside) if chosen not in settings]
-    winner, n_fresh, fresh = finalists[0], FRESH[config.network], FIRST_SEED + SEEDS[config.network][-1]
+    winner, n_fresh, fresh = finalists[0], FRESH[config.stages], FIRST_SEED + SEEDS[config.stages][-1]
+    tolerance = TOLERANCES[config.condition]
     while True:
         twice = (*winner[:2], 2 * winner[2])
-        longer, own = (np.array(runs.values(chosen, n_fresh, "held_out", fresh)) for chosen in (twice, winner))
+        longer, own = (np.array(runs.values(chosen, n_fresh, metric, fresh)) for chosen in (twice, winner))
         change = longer - own
-        if change.mean() < TOLERANCE:
+        if change.mean() < tolerance:
             break
         winner = twice
         axes[2] = sorted({*axes[2], winner[2], 2 * winner[2]})
-    means = [[*chosen, len(seeds), *(float(np.mean([run[part] for run in seeds])) for part in ("familiar", "held_out"))]
+    columns = ["rate", "decay", "epochs", "seeds", "familiar", metric.replace("_", " ")]
+    means = [[*chosen, len(seeds), *(float(np.mean([run[part] for run in seeds])) for part in ("familiar", metric))]
              for chosen in sorted({key for key, _ in runs.found if key[2] in (*axes[2], twice[2])})
              if (seeds := [run for (key, _), run in runs.found.items() if key == chosen])]
     return {
         "axes": axes, "winner": list(winner), "finalists": [list(chosen) for chosen in finalists],
-        "fresh": {"seeds": n_fresh, "held_out": float(own.mean()), "sd": float(own.std(ddof=1))},
+        "fresh": {"seeds": n_fresh, metric: float(own.mean()), "sd": float(own.std(ddof=1))},
         "doubled_length": {"change": float(change.mean()), "standard_error": float(change.std(ddof=1) / n_fresh**0.5),
-                           "gains_less_than": TOLERANCE},
-        "tables": {"grid": {"columns": ["rate", "decay", "epochs", "seeds", "familiar", "held out"], "rows": means}},
+                           "gains_less_than": tolerance},
+        "tables": {"grid": {"columns": columns, "rows": means}},
     }
 
 

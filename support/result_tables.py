@@ -162,13 +162,13 @@ def searches_table(searches: dict[str, Json]) -> str:
     def axis(values: list[Any], best: Any) -> str:
         return ", ".join(f"**{value:g}**" if value == best else f"{value:g}" for value in values)
 
-    columns = ["network and data", "rate", "decay", "epochs", "held out, fresh seeds", "twice the epochs, points"]
+    columns = ["network and data", "rate", "decay", "epochs", "accuracy, fresh seeds", "twice the epochs, points"]
     rows = []
     for name, found in searches.items():
         fresh, twice = found["fresh"], found["doubled_length"]
         rows.append([
             name.replace("_", " "), *map(axis, found["axes"], found["winner"]),
-            f"{fresh['held_out']:.3f} ({fresh['seeds']} seeds)",
+            f"{fresh.get('held_out', fresh.get('attacked')):.3f} ({fresh['seeds']} seeds)",
             f"{100 * twice['change']:+.1f} ± {100 * twice['standard_error']:.1f}",
         ])
     return markdown(columns, rows)

@@ -94,3 +94,38 @@ def test_a_run_is_the_scripts_own_training() -> None:
     other = m.conv.Config(dataset="shapes", seed=100, n_epochs=1, lr=0.01, em_iters=1, weight_decay=1.0, **ranges)
     history = m.conv.train_all(other, m.conv.make_data(other), names=("capsules",))["capsules"].history
     assert found[1]["held_out"] == round(history["held_out_accuracy"][-1], 5)
+
+
+def test_a_run_under_attack_has_the_accuracy_of_the_attacks_on_its_networks() -> None:
+    """The dense CNN's after each length of one training."""
+    for network, model, lengths in (("dense", "cnn", [10, 11]), ("convolutional", "capsules", [1])):
+        config = m.Config(network=network, model=model, condition="attacks")
+        found = m.run_once(config, (0.002, 1.0, lengths[-1]), 100)
+        assert list(found) == lengths
+        module, asked, name = m.training_of(config, (0.002, 1.0, lengths[-1]), 100)
+        rates = (asked.cnn_lr, asked.cnn_weight_decay) if model == "cnn" else (asked.lr, asked.weight_decay)
+        assert (*rates, asked.standardize, asked.n_attack) == (0.002, 1.0, "image", 50)
+        data = module.make_data(asked)
+        state = module.train_all(asked, data, names=[name])[name]
+        attacked = m.attacked_accuracy(asked, name, state.params, data)
+        right = state.history["familiar_accuracy" if network == "dense" else "accuracy"][-1]
+        assert found[lengths[-1]] == {"familiar": round(right, 5), "attacked": round(attacked, 5)}
+        assert attacked < right
+
+
+def test_a_search_under_attack_has_its_own_seeds_grid_and_tolerance(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run_once(config: m.Config, chosen: m.Setting, seed: int) -> dict[int, dict[str, float]]:
+        off = abs(chosen[0] / 0.001 - 1) / 10 + abs(chosen[1] - 1) / 100 + abs(chosen[2] - 160) / 4000
+        return {chosen[2]: {"familiar": 1.0, "attacked": 0.8 - off + (0.09 + 0.04 if chosen[2] == 320 else 0)}}
+
+    monkeypatch.setattr(m, "run_once", run_once)
+    config = m.Config(condition="attacks")
+    assert (config.name, m.Config().metric) == ("shapes_attacks_dense_capsules_2_iterations", "held_out")
+    found = m.search(config, tmp_path)
+    assert found["winner"] == [0.001, 1, 320]
+    assert found["fresh"]["seeds"] == 16
+    assert found["fresh"]["attacked"] == pytest.approx(0.8 - 0.04 + 0.13)
+    assert found["doubled_length"]["gains_less_than"] == 0.1
+    assert found["tables"]["grid"]["columns"][-1] == "attacked"
