@@ -9,7 +9,8 @@ draws from results of compare_seeds.py:
                           on smallNORB in grey, and the worst case of all attacks
     training_curves.png   loss and accuracy, epoch by epoch: the seed whose capsules have the median accuracy without
                           an attack, trained again
-    attack_steps.png      these networks: accuracy against the number of steps of an attack, and why one step fails
+    attack_steps.png      dense networks of four seeds: accuracy against the number of steps of an attack, and why one
+                          step fails
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+import smallnorb_novel_viewpoint as smallnorb
 from fast.workers import Workers
 from more import attacks
 from more import capsule_attacks as experiment
@@ -108,80 +110,113 @@ def draw_training_curves(options: Options, path: Path = RESULT) -> Figure:
 # --- Accuracy against the number of steps, and why one step fails -----------------------------------------------------
 
 STEPS = (1, 2, 5, 10, 20, 50, 100, 200)
-EPSILON, N_ATTACKED = 0.1, 60
+EPSILON, N_ATTACKED, SEEDS = 0.1, 50, range(200, 204)
 SATURATED = 0.05  # a number between 0 and 1 that is nearer than this to one of them
+LINES: dict[str, Any] = {attacks.MARGIN: ("-", "along the margin"), "": ("--", "along the loss of the training")}
 
 
 class Attacked(NamedTuple):
-    """What an attacker finds on a network, along the margin of its logits or log-odds."""
+    """What an attacker finds on a network; several seeds are joined by ``joined``."""
 
-    accuracies: list[float]  # after each number of ``STEPS``
+    accuracies: dict[str, np.ndarray]  # (S, steps) of S seeds, by a loss of ``LINES``
     norms: np.ndarray  # (N,) of the margin's gradient at the images
     shares: dict[str, float]  # what explains the first step, by a name of it
+
+
+def joined(seeds: list[Attacked]) -> Attacked:
+    accuracies = {loss: np.concatenate([one.accuracies[loss] for one in seeds]) for loss in LINES}
+    shares = {name: float(np.mean([one.shares[name] for one in seeds])) for name in seeds[0].shares}
+    return Attacked(accuracies, np.concatenate([one.norms for one in seeds]), shares)
 
 
 def saturated(x: np.ndarray) -> float:
     return float(np.mean((x < SATURATED) | (x > 1 - SATURATED)))
 
 
-def measure_attacks(trained: Trained, threads: int) -> dict[str, Attacked]:
-    config = dataclasses.replace(trained.config, n_attack=N_ATTACKED)
-    images, labels = experiment.attacked_images(config, trained.data)
+def last_routing(config: experiment.Config, state: TrainState, images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Class activations and assignments of the last iteration, of images before any standardisation."""
+    if config.network == "matrix":
+        routing = conv.class_routing(state.params, images, experiment.network_config(config))
+        return routing.a[-1], routing.r[-1]
+    x = smallnorb.standardized(images) if config.standardize == "image" else images
+    m_step = experiment.make_models(config)["capsules"].forward(state.params, x)[1].routing.m_steps[-1]
+    return m_step.a, m_step.r
+
+
+def measure_attacks(
+    config: experiment.Config, data: Any, states: Mapping[str, TrainState], threads: int
+) -> dict[str, Attacked]:
+    images, labels = experiment.attacked_images(config, data)
     found = {}
     with Workers(threads) as workers:
-        for name, state in trained.states.items():
-            network = experiment.attacked_network(config, name, state.params, workers)
-            loss, bounds = network.losses[attacks.MARGIN], experiment.PIXELS
-            accuracies = [
-                1 - float(attacks.misled(network, attacks.iterated(
-                    network, images, labels, loss, EPSILON, n_steps, bounds), labels).mean())
-                for n_steps in STEPS
-            ]
+        for name, state in states.items():
+            network, bounds = experiment.attacked_network(config, name, state.params, workers), experiment.PIXELS
+            accuracies = {
+                kind: np.array([[
+                    1 - float(attacks.misled(network, attacks.iterated(
+                        network, images, labels, network.losses[kind], EPSILON, n_steps, bounds), labels).mean())
+                    for n_steps in STEPS
+                ]])
+                for kind in LINES
+            }
+            flat = network.gradient(images, labels, network.losses[""])[2]
+            loss = network.losses[attacks.MARGIN]
             _, before, dx = network.gradient(images, labels, loss)
             moved = np.clip(images + np.float32(EPSILON) * np.sign(dx), *bounds)
             _, after, dx_moved = network.gradient(moved, labels, loss)
             promised = (dx * (moved - images)).sum(axis=(1, 2, 3))
             shares = {
+                "images whose training loss\nhas no gradient": float(np.mean(~flat.any(axis=(1, 2, 3)))),
                 "rise of the margin in one step,\nof what its slope promises": float(
                     np.median((after - before) / promised)
                 ),
                 "pixels whose gradient\nhas another sign after it": float(np.mean((dx * dx_moved)[dx != 0] < 0)),
             }
             if name == "capsules":
-                routing = conv.class_routing(state.params, images, experiment.network_config(config))
-                shares |= {"class activations\nnear 0 or 1": saturated(routing.a[-1]),
-                           "assignments to classes\nnear 0 or 1": saturated(routing.r[-1])}
+                a, r = last_routing(config, state, images)
+                shares |= {"class activations\nnear 0 or 1": saturated(a),
+                           "assignments to classes\nnear 0 or 1": saturated(r)}
             found[name] = Attacked(accuracies, np.sqrt(np.square(dx).sum(axis=(1, 2, 3))), shares)
     return found
 
 
-def draw_attack_steps(options: Options, path: Path = RESULT) -> Figure:
-    """For the networks of the median seed."""
-    trained = train_again(path, options.quiet, options.threads)
-    return draw_steps(measure_attacks(trained, options.threads), trained)
+def draw_attack_steps(options: Options) -> Figure:
+    """For the dense networks of a few seeds."""
+    found = []
+    for seed in SEEDS:
+        config = experiment.Config(network="dense", seed=seed, n_attack=N_ATTACKED)
+        data = experiment.make_data(config)
+        states = experiment.train_all(config, data, RunOptions(quiet=options.quiet, threads=options.threads))
+        found.append(measure_attacks(config, data, states, options.threads))
+    return draw_steps({name: joined([one[name] for one in found]) for name in found[0]}, config)
 
 
-def draw_steps(found: Mapping[str, Attacked], trained: Trained) -> Figure:
+def draw_steps(found: Mapping[str, Attacked], config: experiment.Config) -> Figure:
+    n_seeds = len(found["capsules"].accuracies[attacks.MARGIN])
     text = (
-        f"{DATASET_NAMES[trained.data.name]} · ε = {EPSILON} · {len(found['capsules'].norms)} images · seed"
-        f" {trained.config.seed}, the median of {trained.n_seeds}\n"
-        "along the best wrong score minus the right one; scores of capsules are log-odds of activations"
+        f"{DATASET_NAMES[config.dataset]} · {config.network} networks of equal size · ε = {EPSILON} ·"
+        f" {len(found['capsules'].norms)} images of {plural(n_seeds, 'seed')}\n"
+        "margin: the best wrong score minus the right one; scores of capsules are log-odds of activations"
     )
-    fig = make_figure(4.3, "Many steps mislead capsules that one step does not", text)
-    head_legend(fig, model_handles(MODELS.values()))
+    fig = make_figure(4.5, "Many steps mislead capsules that one step does not", text)
+    kinds = [Line2D([], [], color=GREY, linestyle=line, label=label) for line, label in LINES.values()]
+    head_legend(fig, [*model_handles(MODELS.values()), *kinds], 2)
     left, middle, right = fig.subplots(1, 3, width_ratios=(1.3, 0.8, 1.1))
-    accuracy_axis(left, "accuracy", CHANCE, side="left")
+    accuracy_axis(left, "accuracy", CHANCE, side="left", below=True)
     left.set_title("accuracy after so many steps")
     left.set_xlabel("steps")
     left.set_xscale("log")
     left.set_xticks(STEPS, [str(n) for n in STEPS])
     left.minorticks_off()
-    middle.set_title("norm of the gradient")
+    middle.set_title("norm of the margin's gradient")
     middle.set_xlabel("images, by norm")
     right.set_title("why one step fails")
     names = list(dict.fromkeys(share for one in found.values() for share in one.shares))
     for k, (name, one) in enumerate(found.items()):
-        left.plot(STEPS, one.accuracies, **model_line(MODELS[name], clip_on=False, zorder=3))
+        for kind, (line, label) in LINES.items():
+            style: dict[str, Any] = {"clip_on": False, "zorder": 3, "linestyle": line}
+            style["label"] = f"{MODELS[name].label}, {label}"
+            left.plot(STEPS, one.accuracies[kind].mean(axis=0), **model_line(MODELS[name], **style))
         middle.plot(np.linspace(0, 1, len(one.norms)), np.sort(one.norms), color=MODELS[name].colour)
         heights = [names.index(share) + 0.38 * k for share in one.shares]
         bars = right.barh(heights, list(one.shares.values()), 0.36, color=MODELS[name].colour)

@@ -197,21 +197,28 @@ def test_networks_of_the_median_seed_are_trained_for_their_curves(monkeypatch: p
 
 def test_accuracy_against_steps_and_what_explains_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """Drawn as measured; measured on a linear network, whose margin rises in one step by what its slope promises."""
-    one = attacks.Attacked([1.0, 0.5], np.array([3.0, 1.0, 2.0]), {"a": 0.25, "b": 0.5})
-    other = attacks.Attacked([0.75, 0.25], np.array([0.5, 0.25]), {"a": 0.125})
+    def of(margin: list[list[float]], own: list[list[float]], norms: list[float], shares: Any) -> attacks.Attacked:
+        return attacks.Attacked({"_margin": np.array(margin), "": np.array(own)}, np.array(norms), shares)
+
+    one = attacks.joined([of([[1, 0.5]], [[0.5, 0.5]], [3], {"a": 0.25, "b": 0.5}),
+                          of([[0, 0.5]], [[0.5, 0.25]], [1, 2], {"a": 0.75, "b": 0.5})])
+    other = of([[0.75, 0.25]], [[0.7, 0.6]], [0.5, 0.25], {"a": 0.125})
     monkeypatch.setattr(attacks, "STEPS", (1, 10))
     config = attacks.experiment.Config(network="matrix", seed=103, sizes=(4, 2, 2, 2), n_train=8)
     data = attacks.experiment.make_data(config)
     assert isinstance(data, experiment.Data)
-    trained = attacks.Trained(config, data, states_of(attacks.experiment.make_models(config), config), 3)
-    fig = drawn(lambda: attacks.draw_steps({"capsules": one, "cnn": other}, trained))
+    fig = drawn(lambda: attacks.draw_steps({"capsules": one, "cnn": other}, config))
     steps, norms, why = fig.axes
-    check_held(steps, lines={"Matrix capsules": [[1, 10], [1, 0.5]], "CNN of equal size": [[1, 10], [0.75, 0.25]]},
-               levels=[0.2])
+    lines = {f"{name}, {along}": [[1, 10], y] for name, along, y in (
+        ("Matrix capsules", "along the margin", [0.5, 0.5]),
+        ("Matrix capsules", "along the loss of the training", [0.5, 0.375]),
+        ("CNN of equal size", "along the margin", [0.75, 0.25]),
+        ("CNN of equal size", "along the loss of the training", [0.7, 0.6]))}
+    check_held(steps, lines=lines, levels=[0.2])
     check_held(norms, lines={"line 0": [[0, 0.5, 1], [1, 2, 3]], "line 1": [[0, 1], [0.25, 0.5]]})
-    check_held(why, bars=[[0.25, 0.5], [0.125]])
+    check_held(why, bars=[[0.5, 0.5], [0.125]])
     assert [label.get_text() for label in why.get_yticklabels()] == ["a", "b"]
-    assert any("seed 103, the median of 3" in text.get_text() for text in fig.texts)
+    assert any("3 images of 2 seeds" in text.get_text() for text in fig.texts)
 
     def forward(params: Any, x: Any, dropout: Any = None) -> Any:
         logit = x.sum(axis=(1, 2, 3)) - 2
@@ -225,10 +232,27 @@ def test_accuracy_against_steps_and_what_explains_the_first(monkeypatch: pytest.
     images = np.zeros((2, 32, 32, 1), np.float32)
     images[:, 8, 8:12] = np.array([0.5, 0.9], np.float32)[:, None, None]
     sets = experiment.Data("shapes", data.train, experiment.Examples(images, np.array([1, 0])))
-    found = attacks.measure_attacks(trained._replace(data=sets, states={"cnn": TrainState("cnn", {})}), 1)["cnn"]
-    assert found.accuracies == [0.5, 0.5]  # the first is right, until its pixels rise; the second is wrong anyhow
+    found = attacks.measure_attacks(config, sets, {"cnn": TrainState("cnn", {})}, 1)["cnn"]
+    # the first is right, until its pixels rise; the second is wrong anyhow
+    np.testing.assert_array_equal([found.accuracies[kind] for kind in ("", "_margin")], [[[0.5, 0.5]]] * 2)
     np.testing.assert_allclose(found.norms, 2 * 32)
-    assert list(found.shares.values()) == pytest.approx([1, 0])
+    assert list(found.shares.values()) == pytest.approx([0, 1, 0])
+
+
+def test_activations_and_assignments_are_those_of_the_attacked_capsules() -> None:
+    small: dict[str, Any] = {"sizes": (4, 2, 2, 2), "n_train": 8}
+    for network, more in (("matrix", small), ("dense", {})):
+        config = attacks.experiment.Config(network=network, seed=103, n_attack=3, **more)
+        data = attacks.experiment.make_data(config)
+        images, labels = attacks.experiment.attacked_images(config, data)
+        state = states_of(attacks.experiment.make_models(config), config)["capsules"]
+        a, r = attacks.last_routing(config, state, images)
+        seen = attacks.experiment.attacked_network(config, "capsules", state.params, SERIAL)
+        np.testing.assert_allclose(a, seen.scores(images), rtol=1e-5)
+        np.testing.assert_allclose(r.sum(axis=2), 1, rtol=1e-5)
+        found = attacks.measure_attacks(config, data, {"capsules": state}, 1)["capsules"]
+        flat = ~seen.gradient(images, labels, seen.losses[""])[2].any(axis=(1, 2, 3))
+        assert next(iter(found.shares.values())) == flat.mean()
 
 
 def test_a_frame_shows_votes_activations_and_accuracies(run: figures.Run) -> None:
