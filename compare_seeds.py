@@ -39,15 +39,7 @@ import numpy as np
 
 from evidence.report import read_result
 from smallnorb_novel_viewpoint import Parser, UserError, int_in, one_line, print_message, script, write_file
-from support.experiment import (
-    ROOT,
-    RUN_FLAGS,
-    code_files,
-    parse_flags,
-    require_writable,
-    run_command,
-    script_path,
-)
+from support.experiment import ROOT, RUN_FLAGS, code_files, parse_flags, require_writable, run_command, script_path
 from support.result_tables import paired_table, rows_table, seeds_table
 from support.results import environment, git_commit, parse_json, save_result
 from support.statistics import has_scipy, summarise_comparison

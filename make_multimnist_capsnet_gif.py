@@ -10,7 +10,7 @@ whose capsule network has the median accuracy.
 
 from __future__ import annotations
 
-from support.figures import (  # isort: skip
+from support.figures import (
     CAPSNET, AnimationOptions, Run, accuracy_axis, darkened, make_figure, marked_answer, model_line, show_pictures,
     step_axis, tested, with_reported_seed, write_animation,
 )
@@ -28,17 +28,7 @@ import multimnist_capsnet as multimnist
 import visualize_multimnist_capsnet as figures
 from fast.workers import Workers
 from multimnist_capsnet import (
-    OUTPUT,
-    Array,
-    Batch,
-    Config,
-    Data,
-    RunOptions,
-    TrainState,
-    int_in,
-    parse,
-    script,
-    setting,
+    OUTPUT, Array, Batch, Config, Data, RunOptions, TrainState, int_in, parse, script, setting,
 )
 from support.experiment import redeclared, require_writable
 from visualize_multimnist_capsnet import DIGIT_COLOURS, both_names, in_colour

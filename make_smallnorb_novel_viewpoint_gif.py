@@ -11,7 +11,7 @@ range stays longer.
 
 from __future__ import annotations
 
-from support.figures import (  # isort: skip
+from support.figures import (
     BLACK, GREY, MAX_FRAMES, AnimationOptions, accuracy_axis, bare, darkened, epoch_axis, grey_levels, lightened,
     make_figure, marked_answer, model_line, name_line, write_animation,
 )
@@ -30,17 +30,7 @@ import visualize_smallnorb_novel_viewpoint as figures
 from fast.workers import blas_threads
 from multimnist_capsnet import softmax
 from smallnorb_novel_viewpoint import (
-    OUTPUT,
-    Array,
-    Config,
-    Data,
-    RunOptions,
-    Split,
-    TrainState,
-    int_in,
-    parse,
-    script,
-    setting,
+    OUTPUT, Array, Config, Data, RunOptions, Split, TrainState, int_in, parse, script, setting,
 )
 from support.experiment import require_writable
 from visualize_smallnorb_novel_viewpoint import MODELS, RANGES

@@ -22,7 +22,7 @@ first of the test set are taken, other digits before digits that have been shown
 
 from __future__ import annotations
 
-from support.figures import (  # isort: skip
+from support.figures import (
     BLUE, CAPSNET, CNN, DATASET_NAMES, GREEN, GREY, POOLING, REFERENCE_LINE, RIGHT, SKY, VERMILLION, WRONG, YELLOW,
     FigureOptions, Run, bare, choice_of_figures, darkened, draw_histories, figure_script, head_legend, heading,
     interval, lightened, load_or_train, make_figure, marked_answer, model_line, name_line, plural, settings_in,

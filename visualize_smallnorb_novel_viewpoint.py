@@ -19,11 +19,11 @@ has trained. Of reported settings it is, without --seed, the seed whose capsules
 
 from __future__ import annotations
 
-from support.figures import (  # isort: skip
+from support.figures import (
     CNN, DATASET_NAMES, EM_CAPSULES, GREEN, GREY, PURPLE, RIGHT, SMALL_CNN, VERMILLION, VIEWPOINT_METRICS, WRONG,
     FigureOptions, Run, accuracy_axis, bare, choice_of_figures, darkened, draw_histories, evenly_spaced_indices,
-    figure_script, grey_levels, head_legend, heading, lightened, load_or_train, make_figure, model_handles,
-    plot_band, show_pictures, with_minus_sign,
+    figure_script, grey_levels, head_legend, heading, lightened, load_or_train, make_figure, model_handles, plot_band,
+    show_pictures, with_minus_sign,
 )
 
 import dataclasses

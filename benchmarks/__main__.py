@@ -9,8 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import conv_matrix_capsules as matrix_capsules
-from benchmarks import multimnist, scaling, smallnorb
+from benchmarks import conv_matrix_capsules as matrix_capsules, multimnist, scaling, smallnorb
 from benchmarks.measure import Step, in_fresh_process, interleave, time_and_peak, version_of
 from fast.workers import blas_threads
 from smallnorb_novel_viewpoint import OUTPUT, SettingError, Settings, int_in, parse, print_message, script, setting

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from support.experiment import ROOT
 
-from support.figures import BLUE, GREY, NoSettings, OutOptions, bare, figure_script, lightened, make_figure  # isort: skip
+from support.figures import BLUE, GREY, NoSettings, OutOptions, bare, figure_script, lightened, make_figure
 
 import sys
 from typing import Any

@@ -11,14 +11,13 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-from jax import Array
-from jax import numpy as jnp
+from jax import Array, numpy as jnp
 
 import multimnist_capsnet as multimnist
 import smallnorb_novel_viewpoint as smallnorb
-from benchmarks import conv_matrix_capsules as conv_benchmark
-from benchmarks import multimnist as multimnist_benchmark
-from benchmarks import smallnorb as smallnorb_benchmark
+from benchmarks import (
+    conv_matrix_capsules as conv_benchmark, multimnist as multimnist_benchmark, smallnorb as smallnorb_benchmark,
+)
 from benchmarks.measure import Step
 from fast import field_em
 from more import conv_matrix_capsules as conv

@@ -34,21 +34,8 @@ import multimnist_capsnet as multimnist
 import smallnorb_novel_viewpoint as smallnorb
 from fast.workers import Workers, default_threads
 from smallnorb_novel_viewpoint import (
-    FOLDER,
-    INPUT,
-    OUTPUT,
-    RunOptions,
-    SettingError,
-    Settings,
-    Stream,
-    TrainState,
-    UserError,
-    generator,
-    parse,
-    print_message,
-    script,
-    setting,
-    settings_of,
+    FOLDER, INPUT, OUTPUT, RunOptions, SettingError, Settings, Stream, TrainState, UserError, generator, parse,
+    print_message, script, setting, settings_of,
 )
 from support.experiment import ROOT, load_checkpoint, require_writable
 from support.figures import DATASET_NAMES, load_finished, with_reported_seed, write_if_changed

@@ -16,9 +16,9 @@ The last three are of the network that the lesson trains. Its code blocks run he
 
 from __future__ import annotations
 
-from support.figures import (  # isort: skip
-    BLACK, BLUE, GREEN, GREY, NoSettings, PURPLE, RIGHT, SKY, VERMILLION, WRONG, FigureOptions,
-    add_frame, choice_of_figures, darkened, figure_script, heading, lightened, make_figure, show_pictures,
+from support.figures import (
+    BLACK, BLUE, GREEN, GREY, NoSettings, PURPLE, RIGHT, SKY, VERMILLION, WRONG, FigureOptions, add_frame,
+    choice_of_figures, darkened, figure_script, heading, lightened, make_figure, show_pictures,
 )
 
 import contextlib

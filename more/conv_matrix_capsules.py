@@ -56,41 +56,14 @@ from fast.optimizers import adamw_step
 from fast.workers import Workers, default_threads
 from multimnist_capsnet import CNN, ConvLayer
 from smallnorb_novel_viewpoint import (
-    FOLDER,
-    NO_OPTIONS,
-    Callback,
-    Session,
-    SettingError,
-    Stream,
-    TrainState,
-    UserError,
-    count_params,
-    float_in,
-    from_json,
-    generator,
-    int_in,
-    list_of,
-    model_metrics,
-    one_of,
-    parse,
-    permutation,
-    print_message,
-    read_checkpoint,
-    report,
-    require_finite,
-    require_own_outputs,
-    result_document,
-    script,
-    setting,
-    text_of,
+    FOLDER, NO_OPTIONS, POSE_SIDE, Array, Callback, ConvCache, EMCache, Params, Session, SettingError, Stream,
+    TrainState, UserError, Viewpoints, VotesCache, capsules_loss, class_scores_backward, class_scores_forward,
+    conv2d_backward, conv2d_forward, count_params, em_routing_backward, em_routing_forward, float_in, from_json,
+    gaussian, generator, int_in, list_of, model_metrics, one_of, parse, permutation, print_message, read_checkpoint,
+    relu_backward, relu_forward, report, require_finite, require_own_outputs, result_document, script, setting,
+    sigmoid_backward, sigmoid_forward, text_of, votes_backward, votes_forward,
 )
 from support.experiment import PredictOptions, redeclared, require_alone, unfinished
-
-from smallnorb_novel_viewpoint import (  # isort: skip
-    POSE_SIDE, Array, ConvCache, EMCache, Params, Viewpoints, VotesCache, capsules_loss, class_scores_backward,
-    class_scores_forward, conv2d_backward, conv2d_forward, em_routing_backward, em_routing_forward, gaussian,
-    relu_backward, relu_forward, sigmoid_backward, sigmoid_forward, votes_backward, votes_forward,
-)
 
 # Dimension letters
 #   B  images of a batch              N       images of a set                 C       channels of an image

@@ -11,7 +11,7 @@ plane and its scale are those of the trained network.
 
 from __future__ import annotations
 
-from support.figures import (  # isort: skip
+from support.figures import (
     BLUE, DATASET_NAMES, GREEN, MAX_FRAMES, ORANGE, PURPLE, SKY, VERMILLION, AnimationOptions, Run, accuracy_axis,
     add_frame, darkened, grey_levels, lightened, make_figure, marked_answer, step_axis, tested, weighted_quantiles,
     write_animation,
@@ -30,8 +30,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Ellipse
 
 from fast.workers import Workers
-from more import conv_matrix_capsules as conv
-from more import visualize_conv_matrix_capsules as figures
+from more import conv_matrix_capsules as conv, visualize_conv_matrix_capsules as figures
 from more.conv_matrix_capsules import Array, ClassRouting, Config, Data, smallnorb
 from multimnist_capsnet import resolve_auto
 from smallnorb_novel_viewpoint import OUTPUT, RunOptions, TrainState, int_in, parse, script, setting

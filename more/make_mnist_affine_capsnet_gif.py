@@ -11,7 +11,7 @@ the test digits up to that angle.
 
 from __future__ import annotations
 
-from support.figures import (  # isort: skip
+from support.figures import (
     GREY, MAX_FRAMES, RIGHT, WRONG, AnimationOptions, FigureOptions, Run, accuracy_axis, darkened, heading, lightened,
     make_figure, marked_answer, model_handles, model_line, show_pictures, write_animation,
 )
@@ -27,8 +27,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from fast.workers import SERIAL, blas_threads
-from more import mnist_affine_capsnet as affine
-from more import visualize_mnist_affine_capsnet as figures
+from more import mnist_affine_capsnet as affine, visualize_mnist_affine_capsnet as figures
 from more.mnist_affine_capsnet import SWEEP, Config
 from more.visualize_mnist_affine_capsnet import MODELS, J, degrees
 from multimnist_capsnet import OUTPUT, Array, assess, int_in, parse, script, setting, softmax

@@ -29,7 +29,7 @@ from smallnorb_novel_viewpoint import FOLDER, OUTPUT, SettingError, Settings, Us
 from support.experiment import require_writable
 from support.figures import write_if_changed
 
-from data.toy_norb import (  # isort: skip
+from data.toy_norb import (
     AZIMUTHS, CATEGORIES, ELEVATIONS, INSTANCES, N_LIGHTINGS, STEREO, draw_ground, draw_view, make_toy, shadow_maps,
     shadow_resampling, write_toy_norb,
 )

@@ -15,7 +15,7 @@ draws from results of compare_seeds.py:
 
 from __future__ import annotations
 
-from support.figures import (  # isort: skip
+from support.figures import (
     DATASET_NAMES, GREY, NoSettings, OutOptions, accuracy_axis, choice_of_figures, draw_histories, figure_script,
     head_legend, make_figure, median_seed, model_handles, model_line, plot_band, plural, settings_in,
 )
@@ -33,9 +33,7 @@ from matplotlib.lines import Line2D
 
 import smallnorb_novel_viewpoint as smallnorb
 from fast.workers import Workers
-from more import attacks
-from more import capsule_attacks as experiment
-from more import conv_matrix_capsules as conv
+from more import attacks, capsule_attacks as experiment, conv_matrix_capsules as conv
 from more.visualize_conv_matrix_capsules import MODELS
 from smallnorb_novel_viewpoint import RunOptions, TrainState, from_json
 from support.experiment import redeclared

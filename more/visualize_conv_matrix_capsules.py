@@ -18,11 +18,11 @@ and from results of compare_seeds.py:
 
 from __future__ import annotations
 
-from support.figures import (  # isort: skip
-    BLACK, BLUE, CNN, DATASET_NAMES, EM_CAPSULES, GREEN, PAPER_CNN, VIEWPOINT_METRICS, FigureOptions, ModelStyle,
-    Run, accuracy_axis, choice_of_figures, darkened, draw_histories, evenly_spaced_indices, figure_script,
-    head_legend, interval, lightened, load_or_train, make_figure, model_handles, model_line, plot_band, plural,
-    settings_in, tested, weighted_quantiles, with_minus_sign,
+from support.figures import (
+    BLACK, BLUE, CNN, DATASET_NAMES, EM_CAPSULES, GREEN, PAPER_CNN, VIEWPOINT_METRICS, FigureOptions, ModelStyle, Run,
+    accuracy_axis, choice_of_figures, darkened, draw_histories, evenly_spaced_indices, figure_script, head_legend,
+    interval, lightened, load_or_train, make_figure, model_handles, model_line, plot_band, plural, settings_in, tested,
+    weighted_quantiles, with_minus_sign,
 )
 
 import dataclasses

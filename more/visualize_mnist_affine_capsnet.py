@@ -15,7 +15,7 @@ Which digit is shown never depends on how the models do on it: it is the first o
 
 from __future__ import annotations
 
-from support.figures import (  # isort: skip
+from support.figures import (
     BLACK, CAPSNET, CNN, DATASET_NAMES, LENET, FigureOptions, Run, accuracy_axis, choice_of_figures, draw_histories,
     figure_script, head_legend, load_or_train, make_figure, model_handles, plot_band, plural, show_pictures,
     with_minus_sign,

@@ -8,9 +8,9 @@ writes viz/networks/EXPERIMENT.svg for each experiment with its default settings
 
 from __future__ import annotations
 
-from support.figures import (  # isort: skip
-    BLACK, BLUE, GREEN, GREY, NoSettings, ORANGE, WIDTH, OutOptions, darkened, figure_style, lightened,
-    make_figure, write_if_changed,
+from support.figures import (
+    BLACK, BLUE, GREEN, GREY, NoSettings, ORANGE, WIDTH, OutOptions, darkened, figure_style, lightened, make_figure,
+    write_if_changed,
 )
 
 import importlib
@@ -27,8 +27,7 @@ from matplotlib.patches import Circle, FancyArrowPatch, Rectangle
 
 import multimnist_capsnet as multimnist
 import smallnorb_novel_viewpoint as smallnorb
-from more import conv_matrix_capsules as conv
-from more import mnist_affine_capsnet as affine
+from more import conv_matrix_capsules as conv, mnist_affine_capsnet as affine
 from smallnorb_novel_viewpoint import count_params, parse, script
 
 Array = np.ndarray

@@ -14,7 +14,7 @@ from __future__ import annotations
 from smallnorb_novel_viewpoint import RunOptions, Settings, TrainState, int_in, setting
 from support.experiment import redeclared
 
-from support.figures import (  # isort: skip
+from support.figures import (
     BLACK, DATASET_NAMES, EM_CAPSULES, GREEN, SKY, VIEWPOINT_METRICS, ModelStyle, OutOptions, draw_histories,
     figure_script, median_seed, plural, settings_in,
 )
@@ -26,8 +26,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from more import conv_matrix_capsules as conv
-from more import what_routing_does as experiment
+from more import conv_matrix_capsules as conv, what_routing_does as experiment
 
 RESULTS = Path("results") / experiment.EXPERIMENT / "assignments.json#routed"
 VARIANTS: dict[str, tuple[ModelStyle, dict[str, Any]]] = {  # what is replaced

@@ -10,7 +10,7 @@ answers and what the CapsNet draws of each picture from its longest capsule.
 
 from __future__ import annotations
 
-from support.figures import (  # isort: skip
+from support.figures import (
     CAPSNET, CNN, EM_CAPSULES, GREEN, GREY, RIGHT, WRONG, OutOptions, darkened, evenly_spaced_indices, figure_script,
     make_figure, show_pictures,
 )
@@ -28,14 +28,7 @@ from matplotlib.font_manager import findfont, fontManager, get_font
 from fast.workers import SERIAL
 from more import your_own_images as own
 from smallnorb_novel_viewpoint import (
-    INPUT,
-    SettingError,
-    Settings,
-    TrainState,
-    UserError,
-    print_message,
-    require_same,
-    setting,
+    INPUT, SettingError, Settings, TrainState, UserError, print_message, require_same, setting,
 )
 from support.experiment import load_checkpoint, redeclared, unfinished
 

@@ -48,30 +48,11 @@ import multimnist_capsnet as multimnist
 import smallnorb_novel_viewpoint as smallnorb
 from fast.optimizers import adamw_step
 from fast.workers import Workers
-from more import conv_matrix_capsules as conv
-from more import mnist_affine_capsnet as affine
+from more import conv_matrix_capsules as conv, mnist_affine_capsnet as affine
 from multimnist_capsnet import Array, Batch, CapsNetConfig, Pair, Params, Parts
 from smallnorb_novel_viewpoint import (
-    FOLDER,
-    NO_OPTIONS,
-    RunOptions,
-    Session,
-    SettingError,
-    Settings,
-    Stream,
-    TrainState,
-    count_params,
-    float_in,
-    from_json,
-    generator,
-    int_in,
-    model_metrics,
-    parse,
-    report,
-    require_own_outputs,
-    result_document,
-    script,
-    setting,
+    FOLDER, NO_OPTIONS, RunOptions, Session, SettingError, Settings, Stream, TrainState, count_params, float_in,
+    from_json, generator, int_in, model_metrics, parse, report, require_own_outputs, result_document, script, setting,
 )
 from support.experiment import redeclared
 

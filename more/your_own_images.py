@@ -52,34 +52,9 @@ from fast.workers import Workers, default_threads
 from more import conv_matrix_capsules as conv
 from more.conv_matrix_capsules import Examples
 from smallnorb_novel_viewpoint import (
-    FOLDER,
-    NO_OPTIONS,
-    OUTPUT,
-    Callback,
-    Session,
-    SettingError,
-    Settings,
-    Stream,
-    TrainState,
-    UserError,
-    count_params,
-    generator,
-    int_in,
-    list_of,
-    model_metrics,
-    one_line,
-    one_of,
-    parse,
-    permutation,
-    print_message,
-    read_checkpoint,
-    report,
-    require_finite,
-    require_own_outputs,
-    result_document,
-    script,
-    setting,
-    write_file,
+    FOLDER, NO_OPTIONS, OUTPUT, Callback, Session, SettingError, Settings, Stream, TrainState, UserError, count_params,
+    generator, int_in, list_of, model_metrics, one_line, one_of, parse, permutation, print_message, read_checkpoint,
+    report, require_finite, require_own_outputs, result_document, script, setting, write_file,
 )
 from support.experiment import PredictOptions, require_alone, unfinished
 from support.tables import class_accuracies, confusion_lines, confusion_matrix, describe_classes

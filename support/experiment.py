@@ -14,18 +14,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from smallnorb_novel_viewpoint import (
-    INPUT,
-    Kind,
-    RunOptions,
-    SettingError,
-    TrainState,
-    UsageError,
-    UserError,
-    parse,
-    read_checkpoint,
-    setting,
-    settings_of,
-    write_file,
+    INPUT, Kind, RunOptions, SettingError, TrainState, UsageError, UserError, parse, read_checkpoint, setting,
+    settings_of, write_file,
 )
 
 ROOT = Path(__file__).resolve().parent.parent

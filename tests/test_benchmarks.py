@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 import multimnist_capsnet as m
-from benchmarks import __main__ as program
-from benchmarks import conv_matrix_capsules, figure, measure, scaling, smallnorb
-from benchmarks import multimnist as benchmark
+from benchmarks import (
+    __main__ as program, conv_matrix_capsules, figure, measure, multimnist as benchmark, scaling, smallnorb,
+)
 from figure_checks import check_held, drawn
 from recorded import check
 from smallnorb_novel_viewpoint import init_state

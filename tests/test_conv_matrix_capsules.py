@@ -15,21 +15,11 @@ from PIL import Image
 
 import smallnorb_novel_viewpoint as views
 from fast.workers import Workers
-from helpers import (
-    EXPERIMENTS,
-    GradientError,
-    config_of,
-    digits_folder,
-    failure,
-    strokes,
-    surviving_mutants,
-)
+from helpers import EXPERIMENTS, GradientError, config_of, digits_folder, failure, strokes, surviving_mutants
 from more import conv_matrix_capsules as m
 from smallnorb_novel_viewpoint import RunOptions
 from support.experiment import load_checkpoint
-from test_gradients import FIELD_CASES as CASES
-from test_gradients import FIELD_FORMS as FORMS
-from test_gradients import field_inputs, network_of, perturbed
+from test_gradients import FIELD_CASES as CASES, FIELD_FORMS as FORMS, field_inputs, network_of, perturbed
 from test_smallnorb_files import make_arrays, write_set
 
 Array = np.ndarray

@@ -24,9 +24,7 @@ import oracles
 import smallnorb_novel_viewpoint as s
 from fast import dynamic_routing, field_em, spectral_conv
 from helpers import GradientError, check_pair, surviving_mutants
-from more import conv_matrix_capsules as conv
-from more import mnist_affine_capsnet as affine
-from more import what_routing_does as study
+from more import conv_matrix_capsules as conv, mnist_affine_capsnet as affine, what_routing_does as study
 
 Array = np.ndarray
 Params = dict[str, Array]

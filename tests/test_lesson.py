@@ -15,8 +15,7 @@ import pytest
 
 from explorer.make_explorer import TEMPLATE
 from helpers import ROOT, failure, usage_error
-from lesson import make_notebook, solutions
-from lesson import visualize_how_capsules_work as pictures
+from lesson import make_notebook, solutions, visualize_how_capsules_work as pictures
 from lesson.make_notebook import PAGE, cells
 from test_pages import faults
 

@@ -12,8 +12,7 @@ import pytest
 import multimnist_capsnet as digits
 import smallnorb_novel_viewpoint as views
 from helpers import EXPERIMENTS, config_of, digits_folder, smallest, states_of
-from more import conv_matrix_capsules as conv
-from more import mnist_affine_capsnet as affine
+from more import conv_matrix_capsules as conv, mnist_affine_capsnet as affine
 from smallnorb_novel_viewpoint import TrainState, count_params
 
 Array = np.ndarray

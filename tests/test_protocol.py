@@ -25,16 +25,8 @@ import smallnorb_novel_viewpoint as views
 from evidence import report
 from fast.workers import SERIAL
 from helpers import DATA, EXPERIMENTS, config_of, smallest, states_of
-from more import capsule_attacks as attacks
-from more import conv_matrix_capsules as conv
-from more import mnist_affine_capsnet as affine
-from smallnorb_novel_viewpoint import (
-    RunOptions,
-    TrainState,
-    count_params,
-    generator,
-    require_finite,
-)
+from more import capsule_attacks as attacks, conv_matrix_capsules as conv, mnist_affine_capsnet as affine
+from smallnorb_novel_viewpoint import RunOptions, TrainState, count_params, generator, require_finite
 from support.results import checksum, parse_json, save_result
 
 Array = np.ndarray

@@ -17,8 +17,7 @@ from PIL import Image
 
 from data import files, labelled_pictures, pictures
 from data.labelled_pictures import PictureSets, read_sets
-from helpers import PICTURE_CLASSES as CLASSES
-from helpers import idx, picture, write_folder
+from helpers import PICTURE_CLASSES as CLASSES, idx, picture, write_folder
 from support import results
 
 Array = np.ndarray

@@ -7,9 +7,7 @@ import pytest
 
 import multimnist_capsnet as multimnist
 import smallnorb_novel_viewpoint as smallnorb
-from more import conv_matrix_capsules as conv
-from more import mnist_affine_capsnet as affine
-from more import what_routing_does as parts
+from more import conv_matrix_capsules as conv, mnist_affine_capsnet as affine, what_routing_does as parts
 
 Array = np.ndarray
 

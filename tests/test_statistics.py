@@ -13,14 +13,7 @@ from scipy import stats
 
 from support import result_tables
 from support.results import save_result
-from support.statistics import (
-    compare_pairs,
-    describe_sample,
-    read_comparison,
-    summarise,
-    t_quantile,
-    verdict,
-)
+from support.statistics import compare_pairs, describe_sample, read_comparison, summarise, t_quantile, verdict
 
 T_2, T_3, T_4 = 4.30265273, 3.18244631, 2.77644511  # quantiles of Student's t for 2 to 4 degrees of freedom, a table's
 

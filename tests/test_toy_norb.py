@@ -11,11 +11,9 @@ import pytest
 from PIL import Image
 
 import smallnorb_novel_viewpoint as views
-from data import norb_files
-from data import toy_norb as toys
+from data import norb_files, toy_norb as toys
 from helpers import config_of, failure
-from more import conv_matrix_capsules as conv
-from more import make_toy_norb as script
+from more import conv_matrix_capsules as conv, make_toy_norb as script
 from recorded import check
 
 Array = np.ndarray

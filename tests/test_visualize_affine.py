@@ -12,9 +12,10 @@ import pytest
 import multimnist_capsnet as digits
 from figure_checks import assert_same, cells, check_held, drawn, held, legend_of
 from helpers import EXPERIMENTS, config_of, states_of
-from more import make_mnist_affine_capsnet_gif as animation
-from more import mnist_affine_capsnet as experiment
-from more import visualize_mnist_affine_capsnet as figures
+from more import (
+    make_mnist_affine_capsnet_gif as animation, mnist_affine_capsnet as experiment,
+    visualize_mnist_affine_capsnet as figures,
+)
 from multimnist_capsnet import UserError
 from support.statistics import t_quantile
 

@@ -13,10 +13,10 @@ import pytest
 from fast.workers import SERIAL
 from figure_checks import assert_same, check_held, drawn, held, legend_of, move_to
 from helpers import EXPERIMENTS, ROOT, config_of, states_of
-from more import conv_matrix_capsules as experiment
-from more import make_conv_matrix_capsules_gif as animation
-from more import visualize_capsule_attacks as attacks
-from more import visualize_conv_matrix_capsules as figures
+from more import (
+    conv_matrix_capsules as experiment, make_conv_matrix_capsules_gif as animation,
+    visualize_capsule_attacks as attacks, visualize_conv_matrix_capsules as figures,
+)
 from smallnorb_novel_viewpoint import TrainState
 from support.results import parse_json
 from support.statistics import t_quantile

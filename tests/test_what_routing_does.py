@@ -17,9 +17,7 @@ import multimnist_capsnet as base
 from fast.workers import Workers
 from figure_checks import check_held, drawn, move_to
 from helpers import check_pair, config_of, digits_folder, failure, states_of
-from more import conv_matrix_capsules as conv
-from more import visualize_what_routing_does as figures
-from more import what_routing_does as m
+from more import conv_matrix_capsules as conv, visualize_what_routing_does as figures, what_routing_does as m
 from oracles import loop_field_routing
 from recorded import check
 from smallnorb_novel_viewpoint import TrainState

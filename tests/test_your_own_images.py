@@ -21,8 +21,7 @@ import multimnist_capsnet as digits
 from fast.workers import SERIAL
 from figure_checks import draw_coarsely, drawn
 from helpers import ROOT, check_gradient, failure, load, usage_error
-from more import visualize_your_own_images as figures
-from more import your_own_images as m
+from more import visualize_your_own_images as figures, your_own_images as m
 from smallnorb_novel_viewpoint import TrainState, init_state, parse, save_checkpoint
 from support import tables
 from support.experiment import load_checkpoint
