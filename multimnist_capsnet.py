@@ -947,7 +947,7 @@ class Settings:
             if (value := getattr(self, name)) not in (None, ()):
                 try:
                     object.__setattr__(self, name, it.kind.convert(value))
-                except argparse.ArgumentTypeError as error:
+                except UsageError as error:
                     raise SettingError(name, error) from None
         for name, value in self.dependent().items():
             if getattr(self, name) is None:
@@ -1021,31 +1021,29 @@ def parse(
 ) -> tuple[C, O, dict[str, Any]]:
     """Both dataclasses as the command line sets them, and the texts of the flags that it has. An example is a pair:
     flags, and what they do in which time. Ends the script after ``--help``. Raises UsageError."""
-    spec = getattr(sys.modules["__main__"], "__spec__", None)
-    module = f"python -m {spec.name}" if spec and spec.name.count(".") == 1 and argv == sys.argv[1:] else None
+    spec: Any = getattr(sys.modules["__main__"], "__spec__", None)
+    is_module = spec and spec.name.count(".") == 1 and argv == sys.argv[1:]
+    program = f"python -m {spec.name}" if is_module else f"python {os.path.basename(sys.argv[0])}"
+    lines = [f"  {program} {flags}".rstrip() + f"\n      {what}" for flags, what in examples]
     parser = Parser(
-        prog=module, allow_abbrev=False, add_help=False, usage="%(prog)s [flags]", description=description,
-        formatter_class=argparse.RawDescriptionHelpFormatter, argument_default=argparse.SUPPRESS,
+        usage=f"{program} [flags]", allow_abbrev=False, add_help=False, argument_default=argparse.SUPPRESS,
+        formatter_class=argparse.RawDescriptionHelpFormatter, description=description,
+        epilog="\n".join([*["examples, with their times on one thread:"] * bool(lines), *lines, "", epilog]),
     )
     parser._negative_number_matcher = re.compile(r"-[\d.]")  # -30:30 is a value, and no flag
-    start = module or f"python {parser.prog}"
-    lines = [f"  {start} {flags}".rstrip() + f"\n      {what}" for flags, what in examples]
-    parser.epilog = "\n".join([*(["examples, with their times on one thread:"] if lines else []), *lines, "", epilog])
     parser.add_argument("-h", "--help", action="store_true", help="Show the usual flags, and examples.")
     parser.add_argument("--help-all", action="store_true", help="Show every flag.")
     group: Any = parser
     both: tuple[Any, Any] = (config, options)
-    for declared in both:
-        defaults = {field.name: field.default for field in dataclasses.fields(declared)}
-        for name, it in settings_of(declared).items():
-            group = parser.add_argument_group(it.group) if it.group else group
-            default = it.shown or (text_of(defaults[name]) if it.kind.metavar else "none")
-            help = it.help + (f" Default: {default}." if default != "none" else "")
-            help = (help + (f" The paper: {it.paper}." if it.paper else "")).replace("%", "%%")
-            takes: Any = {"metavar": it.kind.metavar, "nargs": "+" if it.kind.metavar == "FILES" else None}
-            takes = takes if it.kind.metavar else {"action": "store_true"}
-            is_shown = it.usual or "--help-all" in argv
-            group.add_argument(flag_of(name), help=help if is_shown else argparse.SUPPRESS, **takes)
+    for field in (field for declared in both for field in dataclasses.fields(declared) if "it" in field.metadata):
+        it = field.metadata["it"]
+        group = parser.add_argument_group(it.group) if it.group else group
+        default = it.shown or (text_of(field.default) if it.kind.metavar else "none")
+        told = {"Default": default, "The paper": it.paper or "none"}
+        help = " ".join([it.help, *(f"{what}: {value}." for what, value in told.items() if value != "none")])
+        help = help.replace("%", "%%") if it.usual or "--help-all" in argv else argparse.SUPPRESS
+        takes: Any = {"metavar": it.kind.metavar, "nargs": "+" if it.kind.metavar == "FILES" else None}
+        group.add_argument(flag_of(field.name), help=help, **takes if it.kind.metavar else {"action": "store_true"})
     given = vars(parser.parse_args(argv))
     if "help" in given or "help_all" in given:
         print(parser.format_help().rstrip(), flush=True)
@@ -1127,9 +1125,8 @@ def require_own_outputs(experiment: str, config: Any, options: Any) -> None:
             of = "something else"
         if of != experiment:
             raise UserError(f"{path} is there, and is of {of}: name another file")
-        known = {name for name, value in vars(config).items() if value not in (None, "auto")}  # before any data are
-        longer = {name for name in known if options.resume and name.endswith("epochs")}
-        require_same(path, saved, config, known - longer)
+        known = [name for name, value in vars(config).items() if value not in (None, "auto")]  # before any data are
+        require_same(path, saved, config, known, options.resume)
 
 
 def plain(config: Any) -> dict[str, Any]:
@@ -1142,11 +1139,13 @@ def from_json(config: type[C], content: Mapping[str, Any]) -> C:
     return config(**{name: tuple(v) if isinstance(v, list) else v for name, v in content.items()})
 
 
-def require_same(path: Path, saved: Any, asked: Any, names: Collection[str]) -> None:
-    """Raises UserError where a file's configuration and another differ in a field of ``names`` that is not ``free``."""
+def require_same(path: Path, saved: Any, asked: Any, names: Collection[str], may_be_longer: bool = False) -> None:
+    """Raises UserError where a file's configuration and another differ in a field of ``names`` that is not ``free``, or
+    only in having more epochs where the other ``may_be_longer``."""
     for field in dataclasses.fields(saved):
         old, new, it = getattr(saved, field.name), getattr(asked, field.name), field.metadata.get("it")
-        if field.name in names and old != new and not (it and it.free):
+        differs = field.name in names and old != new and not (it and it.free)
+        if differs and not (may_be_longer and field.name.endswith("epochs") and new > (old or 0)):
             what = flag_of(field.name) if it else f"other {field.name.replace('_', ' ')}:"
             raise UserError(f"{path} was made with {what} {text_of(old)}, not {text_of(new)}")
 
@@ -1184,8 +1183,7 @@ class TrainState:
 
     def end_epoch(self, weight: float, metrics: Mapping[str, float]) -> None:
         """Append the sums divided by their total ``weight``, and the metrics, to the history."""
-        self.append({key: total / weight for key, total in self.sums.items()})
-        self.append(metrics)
+        self.append({key: total / weight for key, total in self.sums.items()} | dict(metrics))
         self.sums = {}
 
     def append(self, metrics: Mapping[str, float]) -> None:
@@ -1271,13 +1269,6 @@ def read_checkpoint(
     return config, states
 
 
-def require_resumable(path: Path, saved: Any, asked: Any) -> None:
-    """Raises UserError where a resumed run would not be the saved one, gone on with. It may be longer where the
-    learning rate and the loss do not depend on its length (``config.length_is_free``)."""
-    longer = {name for name in vars(saved) if name.endswith("epochs") and getattr(saved, name) <= getattr(asked, name)}
-    require_same(path, saved, asked, vars(saved).keys() - (longer if getattr(asked, "length_is_free", False) else ()))
-
-
 @dataclasses.dataclass(frozen=True)
 class RunOptions(Settings):
     """What a run reads and writes besides its configuration. Of its numbers, threads may change the last bits."""
@@ -1323,7 +1314,7 @@ class Session:
         path = self.options.checkpoint
         if self.options.resume and is_there(path):
             saved, states = read_checkpoint(path, self.experiment, type(self.config), self.make_models)
-            require_resumable(path, saved, self.config)
+            require_same(path, saved, self.config, vars(saved), getattr(self.config, "length_is_free", False))
             self.states |= states
         self.trained = {name: self.states[name] for name in self.states if self.names is None or name in self.names}
 
@@ -1404,7 +1395,7 @@ def script(main: Callable[[Sequence[str]], None]) -> Callable[..., int]:
             except KeyboardInterrupt as stopped:
                 print_message(str(stopped) or "interrupted")
                 return 143 if stopped.args else 130
-            except argparse.ArgumentTypeError as error:
+            except UsageError as error:
                 program = os.path.basename(sys.argv[0])
                 print_message(f"{program}: error: {one_line(error, 300)} (--help-all shows every flag)")
                 return 2
