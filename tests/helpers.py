@@ -11,8 +11,6 @@ import inspect
 import os
 import shutil
 import struct
-import subprocess
-import sys
 import tempfile
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,7 +25,7 @@ from PIL import Image
 import multimnist_capsnet as digits
 from data.stroke_digits import stroke_digits
 from smallnorb_novel_viewpoint import init_state, parse
-from support.experiment import run_command, script_path
+from support.experiment import script_path
 
 Array = np.ndarray
 
@@ -365,14 +363,6 @@ def idx(array: Array) -> bytes:
 
 def script_environment() -> dict[str, str]:
     return os.environ | {"OPENBLAS_NUM_THREADS": "1", "PYTHONWARNINGS": "error", "PYTHONPATH": str(ROOT)}
-
-
-def run_script(script: str, *args: object, timeout: float = 120) -> subprocess.CompletedProcess[str]:
-    """Run a script of the project with warnings as errors; its output is captured, so stderr is no terminal."""
-    command = [sys.executable, *run_command(ROOT / script), *map(str, args)]
-    return subprocess.run(
-        command, capture_output=True, text=True, timeout=timeout, check=False, env=script_environment()
-    )
 
 
 # --- What a script says of mistakes -----------------------------------------------------------------------------------

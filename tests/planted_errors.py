@@ -117,7 +117,9 @@ smallnorb_novel_viewpoint.py test_smallnorb_files
 multimnist_capsnet.py test_protocol
   test_composites_are_of_test_digits |
      make_data: Overlays(digits.test_images, digits.test_labels, _a)
-     -> Overlays(digits.train_images, digits.train_labels, _a) | evaluate: (_a == _b).mean -> (_a > 0).mean |
+     -> Overlays(digits.train_images, digits.train_labels, _a) |
+     make_data: Overlays(digits.train_images, digits.train_labels, _a)
+     -> Overlays(digits.test_images, digits.test_labels, _a) | evaluate: (_a == _b).mean -> (_a > 0).mean |
      evaluate: _a > 0 -> _a == L | evaluate: float(_a / _b) -> float(_a) | top_labels: -_a -> _a |
      evaluate: _a.sources -> _a.images |
      train: state.end_epoch(config.steps_per_epoch, evaluate(model, state.params, data.test, workers))

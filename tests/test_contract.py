@@ -544,18 +544,6 @@ def test_a_module_of_data_that_is_not_there_is_named(name: str, monkeypatch: Pat
         load(name).from_data("digit_files")
 
 
-@pytest.mark.parametrize("name", BASE)
-def test_a_parameter_that_is_not_finite_stops_the_run_at_the_end_of_the_epoch(name: str) -> None:
-    """Though the loss is."""
-    script = load(name)
-    state = script.TrainState("cnn", {"fine": np.zeros(2), "other": np.array([0, np.inf])})
-    state.step = 5
-    script.require_finite(state, 0.5, 3)
-    state.step = 6
-    with pytest.raises(OSError, match=r"^cnn: a parameter became infinite or NaN in epoch 2, step 3; try a smaller"):
-        script.require_finite(state, 0.5, 3)
-
-
 # --- Without a terminal a line an epoch; with one, a bar; results -----------------------------------------------------
 
 
@@ -635,29 +623,6 @@ def test_main_without_argv_takes_no_flags_and_leaves_all_as_it_was(
         experiment.script.main()
     assert experiment.script.main(["--no-such-flag"]) == 2
     assert surroundings() == before
-
-
-IMPORT = """
-import logging, os, signal, sys, warnings
-import numpy as np
-def state():
-    files = sorted(os.listdir("."))
-    return [*map(signal.getsignal, signal.valid_signals()), np.geterr(), np.get_printoptions(), dict(os.environ), files,
-            sys.path[:], warnings.filters[:], sys.stdout.errors, sys.excepthook, logging.root.handlers[:],
-            np.random.get_state()[1].tolist()]
-before = state()
-import {name}
-assert state() == before
-"""
-
-
-@pytest.mark.parametrize("name", BASE)
-def test_importing_a_base_script_has_no_side_effect(name: str, tmp_path: Path) -> None:
-    command = [sys.executable, "-c", IMPORT.format(name=name)]
-    done = subprocess.run(
-        command, cwd=tmp_path, env=script_environment(), capture_output=True, text=True, check=False
-    )
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 # --- Alone ------------------------------------------------------------------------------------------------------------

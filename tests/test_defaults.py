@@ -47,14 +47,8 @@ def test_a_run_of_one_epoch(name: str, tmp_path: Path, monkeypatch: pytest.Monke
     assert list(result["models"]) == list(getattr(script, "MODEL_NAMES", ["capsules"]))
 
 
-FIGURES = {
-    "visualize_smallnorb_novel_viewpoint": "smallnorb_novel_viewpoint",
-    "make_smallnorb_novel_viewpoint_gif": "smallnorb_novel_viewpoint",
-    "visualize_multimnist_capsnet": "multimnist_capsnet", "make_multimnist_capsnet_gif": "multimnist_capsnet",
-    "visualize_mnist_affine_capsnet": "mnist_affine_capsnet", "make_mnist_affine_capsnet_gif": "mnist_affine_capsnet",
-    "visualize_conv_matrix_capsules": "conv_matrix_capsules", "make_conv_matrix_capsules_gif": "conv_matrix_capsules",
-    "visualize_what_routing_does": "what_routing_does",
-}
+FIGURES = {f"visualize_{name}": name for name in RUNS if name != "capsule_attacks"}
+FIGURES |= {f"make_{name}_gif": name for name in ("smallnorb_novel_viewpoint", *OF_DIGITS)}
 
 
 @pytest.mark.parametrize("name", FIGURES)

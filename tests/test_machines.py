@@ -49,7 +49,7 @@ def python(*words: str, folder: Path = ROOT, **variables: str) -> subprocess.Com
 # --- Imports ----------------------------------------------------------------------------------------------------------
 
 IMPORT_ALL = """
-import importlib, os, random, signal, sys, threading, warnings
+import importlib, logging, os, random, signal, sys, threading, warnings
 import matplotlib.pyplot as plt, numpy as np
 
 plt.switch_backend("svg")
@@ -63,6 +63,7 @@ def state():
         "environment": dict(os.environ), "folder": os.getcwd(), "path": list(sys.path), "warnings": warnings.filters[:],
         "signals": [signal.getsignal(number) for number in signal.valid_signals()], "numpy": np.geterr(),
         "threads": threading.active_count(), "hooks": (sys.excepthook, sys.displayhook, sys.gettrace()),
+        "logging": logging.root.handlers[:],
         "streams": [(stream.encoding, stream.errors) for stream in (sys.stdout, sys.stderr)],
         "random": (random.getstate(), np.random.get_state()[1].tolist()), "print": np.get_printoptions(),
     }

@@ -110,25 +110,6 @@ def test_batches_are_fresh_and_the_test_set_is_fixed() -> None:
     np.testing.assert_array_equal(wide.test.images, data.test.images)
 
 
-def test_training_and_test_share_no_digit() -> None:
-    def ink(images: np.ndarray) -> set[tuple[tuple[int, ...], bytes]]:
-        """Each image's ink, cut out, wherever it lies."""
-        found = set()
-        for image in np.rint(images).astype(np.uint8):
-            rows, columns = (np.flatnonzero(image.any(axis=axis)) for axis in (1, 0))
-            cut = image[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
-            found.add((cut.shape, cut.tobytes()))
-        return found
-
-    data = m.make_data(small(n_test=50))
-    training, test = ink(strokes().train_images), ink(strokes().test_images)
-    seen = ink(255 * m.training_batch(data, small(batch_size=50, n_train=50), 0).sources.reshape(-1, 36, 36))
-    tested = ink(255 * data.test.sources.reshape(-1, 36, 36))
-    assert seen <= training
-    assert tested <= test
-    assert not test & training
-
-
 # --- Networks and training --------------------------------------------------------------------------------------------
 
 

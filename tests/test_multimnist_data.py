@@ -250,11 +250,6 @@ def test_auto_falls_back_to_strokes_with_a_warning(
     assert dead_url in err
 
 
-def test_digits_of_one_class_make_no_composite() -> None:
-    with pytest.raises(OSError, match="all digits are of one class: a composite needs two"):
-        data.Overlays(np.zeros((3, 28, 28), np.uint8), np.full(3, 7), data.Config())
-
-
 # --- stroke digits ----------------------------------------------------------------------------------------------------
 
 

@@ -316,13 +316,16 @@ def test_what_is_chosen_by_objects_is_said_to_be_validated() -> None:
 def test_composites_are_of_test_digits(scores: Any, both: float, one: float, digits: float, monkeypatch: Patch) -> None:
     model = digits_model("capsnet", scores, 0.01)
     monkeypatch.setattr(multi, "make_models", lambda config: {"capsnet": model})
-    result = multi.run(multi.Config(dataset="mnist", n_epochs=1, n_train=64, n_test=70, max_shift=0))[0]
+    config = multi.Config(dataset="mnist", n_epochs=1, n_train=64, n_test=70, max_shift=0)
+    result = multi.run(config)[0]
     found = result["models"]["capsnet"]
     assert (found["set_accuracy"], found["soft_accuracy"], found["digit_accuracy"]) == (both, one, digits)
     assert found["recon_mse"] == pytest.approx(0.01)  # of a pixel of one digit
     np.testing.assert_allclose(result["history"]["capsnet"]["train_loss"], [1.0])
     assert result["headline"] == "set_accuracy"
     assert numbers_of(multi.format_table(result).splitlines()[1])[:4] == [both, one, digits, 0.01]
+    sources = multi.training_batch(multi.make_data(config), config, 0).sources
+    np.testing.assert_allclose(np.unique(sources), [0, TRAIN / 255], rtol=1e-6)  # of training digits
 
 
 @pytest.mark.parametrize(("brightness", "accuracy"), [(TEST, 37 / 40), (TRAIN, 0.0)])
@@ -529,14 +532,16 @@ def test_no_number_that_is_not_finite_is_a_result(value: float, tmp_path: Path) 
         report.read_result(path)
     with pytest.raises(ValueError, match="a number that is not finite"):
         compare_seeds.read_run(path)
-    state = TrainState("cnn", fresh_weights(np.random.default_rng(0)))
-    state.step = 3
+    state = TrainState("cnn", fresh_weights(np.random.default_rng(0)) | {"fine": np.zeros(2)})
+    state.step = 6
     require_finite(state, 1.0, 3)
     with pytest.raises(OSError, match="the loss became"):
         require_finite(state, value, 4)
     state.params["conv1.w"][0] = value
-    with pytest.raises(OSError, match="a parameter became"):
+    with pytest.raises(OSError, match=r"^cnn: a parameter became infinite or NaN in epoch 2, step 3; try a smaller"):
         require_finite(state, 1.0, 3)
+    state.step = 5  # within an epoch the loss alone counts
+    require_finite(state, 1.0, 3)
 
 
 def test_runs_of_the_same_metrics_are_stored_as_columns(tmp_path: Path) -> None:

@@ -243,11 +243,3 @@ def test_the_real_files_hold_what_the_format_says() -> None:
         # A real stereo pair: the eyes differ, and yet they see much the same.
         for image in split.images:
             assert 0.3 < np.corrcoef(image[..., 0].ravel(), image[..., 1].ravel())[0, 1] < 0.99999
-
-
-@needs_smallnorb
-@pytest.mark.parametrize("script", [s, conv])
-def test_both_scripts_train_on_the_real_files(script: Any, capsys: Capture) -> None:
-    flags = ["--dataset", "smallnorb", "--data-dir", str(SMALLNORB), "--n-epochs", "2"]
-    assert script.main([*flags, "--train-azimuths", "0:240", "--test-azimuths", "300:340"]) == 0
-    assert "smallnorb: azimuths 300:340 held out, 0:240 trained on" in capsys.readouterr().out
