@@ -1076,8 +1076,8 @@ def from_json(config: type[C], content: Mapping[str, Any]) -> C:
 
 
 def require_same(path: Path, saved: Any, asked: Any, names: Collection[str], may_be_longer: bool = False) -> None:
-    """Raises UserError where a file's configuration and another differ in a field of ``names`` that is not ``free``, or
-    only in having more epochs where the other ``may_be_longer``."""
+    """Raises UserError where a file's configuration and another differ in a field of ``names`` that is not ``free``.
+    More epochs than the file has are no difference where the other ``may_be_longer``."""
     for field in dataclasses.fields(saved):
         old, new, it = getattr(saved, field.name), getattr(asked, field.name), field.metadata.get("it")
         differs = field.name in names and old != new and not (it and it.free)

@@ -37,10 +37,8 @@ def describe_sample(values: list[float], level: float = 0.05) -> Json:
     """Size, mean, standard deviation, and the interval of the mean by Student's t: that of 95 %, or of 1 - ``level``.
     They are None where n is 1, and without scipy."""
     n, mean = len(values), float(np.mean(values))
-    if n == 1:
-        return {"n": n, "mean": mean, "sd": None, "low": None, "high": None}
-    sd = float(np.std(values, ddof=1))
-    if not has_scipy():
+    sd = float(np.std(values, ddof=1)) if n > 1 else None
+    if sd is None or not has_scipy():
         return {"n": n, "mean": mean, "sd": sd, "low": None, "high": None}
     half = t_quantile(n, level) * sd / math.sqrt(n)
     return {"n": n, "mean": mean, "sd": sd, "low": mean - half, "high": mean + half}
