@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from support.experiment import ROOT
 
-from support.figures import (  # isort: skip
-    BLUE, GREEN, GREY, NoSettings, VERMILLION, OutOptions, darkened, figure_script, head_legend, lightened,
-    make_figure, plural, with_minus_sign,
+from support.figures import (
+    BLUE, GREEN, GREY, NoSettings, VERMILLION, OutOptions, darkened, figure_script, head_legend, lightened, make_figure,
+    plural, with_minus_sign,
 )
 
 import sys

@@ -50,28 +50,9 @@ from more import mnist_affine_capsnet as affine
 from more.attacks import MARGIN, by_image, margin_loss, of_log_odds
 from more.conv_matrix_capsules import Data, Network, of_model, steps_per_epoch
 from smallnorb_novel_viewpoint import (
-    FOLDER,
-    NO_OPTIONS,
-    RunOptions,
-    Session,
-    SettingError,
-    Settings,
-    Stream,
-    TrainState,
-    float_in,
-    generator,
-    int_in,
-    list_of,
-    model_metrics,
-    one_of,
-    parse,
-    report,
-    require_own_outputs,
-    result_document,
-    script,
-    setting,
-    softmax_cross_entropy,
-    text_of,
+    FOLDER, NO_OPTIONS, RunOptions, Session, SettingError, Settings, Stream, TrainState, float_in, generator, int_in,
+    list_of, model_metrics, one_of, parse, report, require_own_outputs, result_document, script, setting,
+    softmax_cross_entropy, text_of,
 )
 from support.experiment import redeclared
 
