@@ -285,15 +285,14 @@ def digits_part(config: Any, states: Mapping[str, Any], data: multimnist.Data, t
     capsules' dimensions."""
     models, rows, scores = multimnist.make_models(config), [], {}
     params = {name: rounded(states[name].params) for name in DIGIT_MODELS}
-    metrics = {"set_accuracy": "both digits right", "digit_accuracy": "digits right"}
     even = multimnist.capsnet_model(dataclasses.replace(config, routing_iters=1))  # the first couplings are all 1 / J
     with Workers(threads) as workers:
         for name in DIGIT_MODELS:
             before, after = (
                 multimnist.evaluate(models[name], p, data.test, workers) for p in (states[name].params, params[name])
             )
-            rows += [{"model": name, "metric": key, "title": title, "before": before[key], "after": after[key]}
-                     for key, title in metrics.items()]
+            rows += [{"model": name, "metric": key, "before": before[key], "after": after[key]}
+                     for key in ("set_accuracy", "digit_accuracy")]
             scores[name], _ = multimnist.assess(models[name], params[name], data.test, workers)
         even_accuracy = multimnist.evaluate(even, params["capsnet"], data.test, workers)["set_accuracy"]
         pairs = np.sort(data.test.labels)
@@ -355,14 +354,13 @@ def opening(config: Any, params: Mapping[str, Params]) -> dict[str, int]:
 def viewpoint_part(config: Any, states: Mapping[str, Any]) -> Part:
     """The matrix capsules and the CNN with as many parameters of smallnorb_novel_viewpoint.py, and the objects."""
     data, models = smallnorb.make_data(config), smallnorb.make_models(config)
-    names = {"familiar_accuracy": "viewpoints of the training range", "held_out_accuracy": "held-out viewpoints"}
     rows: list[dict[str, Any]] = []
     tensors: Params = {}
     for name in VIEW_MODELS:
         params = states[name].params
         before, after = (smallnorb.evaluate(models[name], p, data) for p in (params, rounded(params)))
-        rows += [{"model": name, "metric": key, "title": title, "before": before[key], "after": after[key]}
-                 for key, title in names.items()]
+        rows += [{"model": name, "metric": key, "before": before[key], "after": after[key]}
+                 for key in ("familiar_accuracy", "held_out_accuracy")]
         tensors |= {f"{name}.{key}": w for key, w in params.items()}
     points, mask = smallnorb.points_of(config)
     shapes = RESULTS / smallnorb.EXPERIMENT / f"shapes_{config.held_out_angle}s.json"
@@ -551,7 +549,7 @@ def main(argv: Sequence[str]) -> None:
     written = write_if_changed(options.out, make_page(parts))
     for part in parts.values():
         for row in part.about["accuracies"]:
-            print(f"{row['model']:<12} {row['title']:<32} {row['before']:.4f}, rounded {row['after']:.4f}")
+            print(f"{row['model']:<12} {row['metric']:<20} {row['before']:.4f}, rounded {row['after']:.4f}")
     print(written)
 
 

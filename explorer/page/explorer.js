@@ -309,7 +309,7 @@ function setUpDrawing() {
     return { x: (event.clientX - box.left) * k, y: (event.clientY - box.top) * k };
   };
   canvas.addEventListener("pointerdown", (event) => {
-    if (event.button !== 0 || drawing.pen) return; // one pointer alone: a palm does not join its line
+    if (event.button !== 0 || (drawing.pen && drawing.pen.id !== "keys")) return; // one pointer: a palm does not join its line
     getSelection().removeAllRanges(); // a selection would be dragged instead
     canvas.setPointerCapture(event.pointerId);
     drawing.keys.shown = drawing.keys.down = false;
@@ -562,7 +562,7 @@ function showEven() {
   }
   const [routedPart, evenPart] = apart(row.after, about.digits.evenAccuracy);
   text.append(`On ${thousands(about.digits.nTest)} test images this network classifies both digits correctly in ${routedPart} with routing, and in ${evenPart} with even couplings. The two longest capsules count, however short they are.${
-    Math.abs(row.after - about.digits.evenAccuracy) < 0.01 ? " Routing makes the lengths clearer, and hardly changes which two are longest." : ""}`);
+    Math.abs(row.after - about.digits.evenAccuracy) < 0.01 ? " So routing hardly changes how often both are right." : ""}`);
 }
 
 // The ten votes of one small capsule, and what the iteration that is shown makes of them.
@@ -861,7 +861,7 @@ function setUpAnswer() {
   const [capsulesPart, cnnPart] = apart(capsules, cnn);
   $("better").replaceChildren(`On ${thousands(about.digits.nTest)} test images, each of two ${about.digits.run.dataset} digits, the capsules classify both digits correctly in `, bold(capsulesPart),
     ". The CNN with pooling has as many parameters and does so in ", bold(cnnPart),
-    `: here ${capsules > cnn ? "the capsules are" : "the CNN is"} better. `, about.digits.study
+    `: here ${capsules === cnn ? "both are as good" : capsules > cnn ? "the capsules are better" : "the CNN is better"}. `, about.digits.study
       ? `Over ${about.digits.study.n} trainings of each, with different seeds, the means are ${studyText(about.digits.study)}`
       : "This is one training of each; the repository has many.");
 }
@@ -1213,12 +1213,10 @@ function setUpView() {
 const commitText = (commit) => `${(commit ?? "unknown").slice(0, 12)}${commit?.endsWith("-dirty") ? " with changes" : ""}`;
 function showNumbers() {
   const names = { capsnet: "CapsNet", cnn_pool: "CNN with pooling", capsules: "matrix capsules", cnn_matched: "CNN, as many parameters" };
-  const rows = [
-    ...about.digits.accuracies.map((row) => [names[row.model], `two digits: ${row.title}`, row]),
-    ...part.accuracies.map((row) => [names[row.model], row.title, row]),
-  ];
-  for (const [model, title, { before, after }] of rows) {
-    $("accuracy").tBodies[0].append(element("tr", {}, ...[model, title, percent(before, 2), percent(after, 2)].map(
+  const tests = { set_accuracy: "images of two digits: both are right", digit_accuracy: "the digits of these images, each one alone",
+    familiar_accuracy: "views of the training range", held_out_accuracy: "held-out views" };
+  for (const { model, metric, before, after } of [...about.digits.accuracies, ...part.accuracies]) {
+    $("accuracy").tBodies[0].append(element("tr", {}, ...[names[model], tests[metric], percent(before, 2), percent(after, 2)].map(
       (text) => element("td", { textContent: text }))));
   }
   const { nTest, naming } = about.digits;
@@ -1284,9 +1282,9 @@ function updatePlane() {
     row("mean μ", [0, 1].map((j) => pairOf(mu.slice(2 * j, 2 * j + 2)))),
     row("variance σ²", [0, 1].map((j) => pairOf(sigmaSq.slice(2 * j, 2 * j + 2)).replaceAll("+", ""))),
     row("cost", costs.map((cost) => pairOf(cost))),
-    row("activation a", [0, 1].map((j) => bold(a[j].toFixed(2)))));
+    row("activation a", [0, 1].map((j) => bold(a[j].toFixed(3)))));
   $("plane-equation").replaceChildren(...[0, 1].map((j) => element("span", {},
-    `a(${PLANE.names[j]}) = sigmoid(β − costs) = sigmoid(${signed(PLANE.betaA, 0)} ${signed(-costs[j][0])} ${signed(-costs[j][1])}) = sigmoid(${signed(PLANE.betaA - costs[j][0] - costs[j][1])}) = ${a[j].toFixed(2)}`,
+    `a(${PLANE.names[j]}) = sigmoid(β − costs) = sigmoid(${signed(PLANE.betaA, 0)} ${signed(-costs[j][0])} ${signed(-costs[j][1])}) = sigmoid(${signed(PLANE.betaA - costs[j][0] - costs[j][1])}) = ${a[j].toFixed(3)}`,
     element("br"))), "A cost is ln σ times R, for each of the two numbers of a vote. Votes close together cost little, or less than nothing.");
   $("plane-value").textContent = PLANE.iterations;
   $("plane-iterations").value = PLANE.iterations;
