@@ -157,12 +157,19 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path
         yield paths["multimnist_capsnet"], paths["smallnorb_novel_viewpoint"]
 
 
-def test_a_page_from_checkpoints(checkpoints: tuple[Path, Path], tmp_path: Path, capsys: Any) -> None:
-    out = tmp_path / "page.html"
+@pytest.fixture(scope="module")
+def made(checkpoints: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The page of these networks."""
+    out = tmp_path_factory.mktemp("made") / "page.html"
     argv = ["--multimnist", str(checkpoints[0]), "--viewpoint", str(checkpoints[1]), "--out", str(out)]
-    assert explorer.main(argv) == 0
-    assert str(out) in capsys.readouterr().out.splitlines()[-1]
-    about, tensors = unpacked(out.read_text())
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        assert explorer.main(argv) == 0
+    assert str(out) in said.getvalue().splitlines()[-1]
+    return out.read_text()
+
+
+def test_a_page_from_checkpoints(checkpoints: tuple[Path, Path], made: str) -> None:
+    about, tensors = unpacked(made)
     config, states = load_checkpoint(digits, checkpoints[0])
     test = digits.make_data(dataclasses.replace(config, n_val=None)).test  # no validation digits
     n = explorer.N_EXAMPLES
@@ -174,8 +181,6 @@ def test_a_page_from_checkpoints(checkpoints: tuple[Path, Path], tmp_path: Path,
     assert about["digits"]["labels"][:n] == test.labels[:n].tolist()
     assert len(about["digits"]["labels"]) == len(tensors["digits"]["examples"])
     assert np.shape(about["digits"]["names"]) == (10, 16)
-    lengths, _ = digits.capsnet_forward(params["capsnet"], test.images, config)
-    assert lengths.shape == (120, 10)
     with Workers(1) as workers:
         before = digits.evaluate(digits.make_models(config)["capsnet"], states["capsnet"].params, test, workers)
     assert about["digits"]["accuracies"][0]["before"] == before["set_accuracy"]
@@ -208,12 +213,6 @@ def test_the_opening_is_the_view_where_one_network_is_furthest_ahead(names: Any,
     assert found == {"object": 2, "azimuth": 250, "elevation": 40}
 
 
-def test_the_threshold_errs_as_often_on_one_digit_as_on_two() -> None:
-    one, two = np.array([-0.3, 0.0, 0.1, 0.4, 0.2]), np.array([0.9, 0.3, 0.6, 0.15, 0.7])
-    assert explorer.even_threshold(one, two) == 0.3
-    assert [(one >= 0.3).sum(), (two < 0.3).sum()] == [1, 1]
-
-
 def test_a_page_is_written_anew_with_its_networks(tmp_path: Path, capsys: Any) -> None:
     page = tmp_path / "page.html"
     page.write_text('<script id="about">{"commit":"abc"}</script><script id="weights">xyz</script>')
@@ -231,16 +230,15 @@ def test_a_page_is_written_anew_with_its_networks(tmp_path: Path, capsys: Any) -
     assert str(page) in failure(explorer, argv, capsys)
 
 
-def test_what_a_kept_page_measures_again_is_what_was_measured(checkpoints: tuple[Path, Path], tmp_path: Path) -> None:
+def test_what_a_kept_page_measures_again_is_what_was_measured(made: str, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
-    argv = ["--multimnist", str(checkpoints[0]), "--viewpoint", str(checkpoints[1]), "--out", str(page)]
-    assert explorer.main(argv) == 0
-    first, (about, weights) = page.read_text(), explorer.read_page(page)
+    page.write_text(made)
+    about, weights = explorer.read_page(page)
     about["digits"]["naming"], about["viewpoint"]["opening"], about["digits"]["evenAccuracy"] = None, None, None
     about["digits"]["accuracies"][0]["before"] = 0.25  # cannot be measured again: the page has no such weights
     page.write_bytes(explorer.page_of(about, weights))
     assert explorer.main(["--keep", "--data-dir", str(digits_folder()), "--out", str(page)]) == 0
-    old, new = json.loads(embedded(first, "about")), json.loads(embedded(page.read_text(), "about"))
+    old, new = (json.loads(embedded(text, "about")) for text in (made, page.read_text()))
     old["digits"]["accuracies"][0]["before"] = 0.25
     assert new == {**old, "measuredCommit": git_commit()}
 
@@ -335,14 +333,16 @@ def test_the_digit_accuracies_are_those_of_its_weights(committed: tuple[str, Any
         assert (found == 1 + n).mean() == pytest.approx(part["naming"][stated], abs=0.03)
 
 
-@pytest.mark.parametrize(("part", "name"), [("digits", "composites_240000"), ("viewpoint", "shapes_azimuths")])
+@pytest.mark.parametrize(("part", "experiment"), [("digits", digits), ("viewpoint", views)])
 def test_the_accuracies_as_trained_are_those_of_the_results(
-    part: str, name: str, committed: tuple[str, Any, Any]
+    part: str, experiment: Any, committed: tuple[str, Any, Any]
 ) -> None:
-    said, experiment = committed[1][part], {"digits": digits, "viewpoint": views}[part]
+    said = committed[1][part]
     config = config_of(experiment, said)
     if part == "digits":
         config = dataclasses.replace(config, dataset="auto")  # which found MNIST
+    n_trained = config.n_epochs * getattr(config, "n_train", 0)
+    name = f"composites_{n_trained}" if part == "digits" else f"shapes_{config.held_out_angle}s"
     path, row = ROOT / "results" / experiment.EXPERIMENT / f"{name}.json", said["accuracies"][0]
     runs = with_reported_seed(path, row["model"], row["metric"], config, {"seed"})[2]
     assert bool(runs) == bool(said["study"])  # the results may have other settings
@@ -1472,13 +1472,8 @@ def test_one_announcement_after_a_stroke(page: Any) -> None:
     assert said == [f"{text_of(page, 'answer')} {text_of(page, 'cnn-answer')}"]
 
 
-def colours(page: Any, dark: bool) -> dict[str, Array]:
+def colours(page: Any) -> dict[str, Array]:
     """Custom properties of the style sheet -> sRGB in [0, 1]."""
-    show_as(page, 1280, 900, dark)
-    return colours_now(page)
-
-
-def colours_now(page: Any) -> dict[str, Array]:
     found = page.execute_script("""
         const probe = document.querySelector("#ring").appendChild(document.createElementNS(SVG, "path"));
         const names = ["card", "fill", "edge", "soft", "text", "accent", "first", "second", "capsules", "third", "cnn"];
@@ -1507,7 +1502,8 @@ def contrast(a: Array, b: Array) -> float:
 
 @pytest.mark.parametrize("dark", [False, True])
 def test_colours_are_seen_and_differ_in_grey(dark: bool, page: Any) -> None:
-    of = colours(page, dark)
+    show_as(page, 1280, 900, dark)
+    of = colours(page)
     for name in ("fill", "edge", "first", "second", "capsules", "third", "cnn", "viewpointCnn"):
         assert contrast(of[name], of["card"]) >= 3, name
     for name in ("text", "soft", "accent"):
@@ -1529,7 +1525,7 @@ def test_bars_are_seen_in_forced_colours(page: Any) -> None:
     active = [("forced-colors", "active"), ("prefers-color-scheme", "dark")]
     features = [{"name": name, "value": value} for name, value in active]
     page.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
-    of = colours_now(page)
+    of = colours(page)
     assert min(contrast(of[name], np.ones(3)) for name in ("capsules", "third", "accent", "edge", "viewpointCnn")) >= 3
 
 
