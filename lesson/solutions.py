@@ -36,7 +36,7 @@ def softmax_backward(dc, c):
 
 
 # exercise 3
-def dynamic_routing(u_hat, n_iters):  # (..., I, J, D) -> v (..., J, D), and c, s, v of every iteration
+def dynamic_routing(u_hat, n_iters):  # (..., I, J, D) -> v (..., J, D); c, s, v of every iteration
     b = np.zeros(u_hat.shape[:-1])
     steps = []
     for _ in range(n_iters):
@@ -67,7 +67,7 @@ def dynamic_routing_backward(dv, u_hat, steps):
 
 
 # exercise 5
-def margin_loss(v, target):  # v (..., J, D), target (..., J) of 0 and 1 -> the sum of the losses, dv
+def margin_loss(v, target):  # v (..., J, D), target (..., J) of 0 and 1 -> sum of the losses, dv
     length = np.sqrt((v * v).sum(axis=-1) + 1e-9)
     short, long = target * np.maximum(0, 0.9 - length), (1 - target) * np.maximum(0, length - 0.1)
     dlength = 0.5 * 2 * long - 2 * short
