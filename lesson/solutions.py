@@ -36,7 +36,7 @@ def softmax_backward(dc, c):
 
 
 # exercise 3
-def dynamic_routing(u_hat, n_iters):  # (..., I, J, D) -> v (..., J, D); c, s, v of every iteration
+def dynamic_routing(u_hat, n_iters):  # (..., I, J, D) -> v (..., J, D), and all c, s, v
     b = np.zeros(u_hat.shape[:-1])
     steps = []
     for _ in range(n_iters):
