@@ -288,6 +288,61 @@ fast/optimizers.py test_optimizers
 fast/workers.py test_workers
   test_parts_are_the_whole_batch_and_an_error_is_seen | Workers.gradients.work: _c(_a, _b) -> _c(_a, _b - 1) |
      Workers.gradients: sum -> max
+smallnorb_novel_viewpoint.py test_settings
+  test_flags_that_do_not_fit_together | Viewpoints.check: (_a, _b, 'n_elev', 'n_per_combo') -> (_a, _b, 'n_elev')
+smallnorb_novel_viewpoint.py test_contract
+  test_main_without_argv_takes_no_flags_and_leaves_all_as_it_was |
+     script.status: _a.callback(signal.signal, signal.SIGTERM, _b) -> _b
+multimnist_capsnet.py test_protocol
+  test_defaults_are_the_stored_ones | module: (20000, 5000) -> (20000, 2000)
+multimnist_capsnet.py test_multimnist_data
+  test_the_second_mirror_where_the_first_has_no_good_file | module: TIMEOUT = 8 -> TIMEOUT = 800
+compare_seeds.py test_compare_seeds
+  test_three_seeds | module: ('train_seconds', 'epoch_seconds') -> ('train_seconds',) |
+     make_document: ('seed', 'data_dir') -> ('seed',)
+  test_resume_runs_only_what_is_missing | make_jobs: [_a, _b, _c, np.__version__] -> [_a, _b, _c]
+  test_a_run_that_dies_is_named_and_alone_run_again | run_all: len(results) + len(failures) -> len(results)
+  test_usage_errors | module: (_a, _b, _c, _d, _e, 'resume') -> (_a, _b, _c, _d, _e)
+  test_the_result_does_not_depend_on_jobs | make_parser: os.cpu_count() or 1 -> 1
+more/conv_matrix_capsules.py test_settings
+  test_presets_and_flags_make_the_config | module: 0.005 -> 0.015
+more/mnist_affine_capsnet.py test_mnist_affine
+  test_training_stops_at_the_accuracy_asked_for | make_result: max(epochs, 1e-09) -> max(state.step, 1)
+more/what_routing_does.py test_protocol
+  test_defaults_are_the_stored_ones | module: 0.98 -> 0.95
+more/attacks.py test_protocol
+  test_defaults_are_the_stored_ones | Effort: 200 -> 20
+more/capsule_attacks.py test_protocol
+  test_accuracy_under_attack_is_that_of_the_images_out_of_reach | attack_all: config.seed + 1 -> config.seed
+data/digit_files.py test_digit_files
+  test_what_is_wrong_is_one_line_that_names_the_file | read_csv: len(names) > _a -> len(names) >= _a |
+     read_digit_files: (_a, _b, _c, _d, '.rar') -> (_a, _b, _c, _d)
+data/labelled_pictures.py test_read_pictures
+  test_a_test_set_that_shows_little_is_a_warning | read_all: _a / 4 -> _a / 2
+data/pictures.py test_read_pictures
+  test_a_photograph_is_upright_and_may_be_decoded_at_a_fraction_of_its_size |
+     open_upright: (2 * side, 2 * side) -> (side // 2, side // 2)
+evidence/search.py test_search
+  test_a_longer_training_that_gains_on_fresh_seeds_wins | search: n_fresh ** 0.5 -> n_fresh
+support/figures.py test_support_figures
+  test_given_flags_must_agree_with_the_checkpoint | load_finished: (_a, _b, _c, 'toys') -> (_a, _b, _c)
+support/redraw.py test_redraw
+  test_pictures_are_drawn_again | redraw: done.returncode != 0 -> done.returncode > 0
+support/result_tables.py test_report
+  test_tables_of_one_three_and_six_seeds | seeds_table: _a >= MIN_SEEDS -> _a > MIN_SEEDS
+support/experiment.py test_support_figures
+  test_an_unfinished_checkpoint_is_an_error | unfinished: _a if hasattr(script, 'of_model') else _b -> _b
+visualize_smallnorb_novel_viewpoint.py test_visualize_smallnorb
+  test_poses_stand_beside_the_image_by_true_class_and_class_capsule |
+     draw_class_poses: RIGHT if _a else WRONG -> WRONG if _a else RIGHT
+  test_rows_are_named_by_activations_and_columns_by_scores |
+     draw_routing_assignments: iterations[t][v] -> iterations[t][k]
+more/make_conv_matrix_capsules_gif.py test_visualize_conv_matrix
+  test_a_frame_shows_votes_activations_and_accuracies | make_scene.update: now.routing.a[t, 0] -> now.routing.a[-1, 0]
+explorer/make_explorer.py test_explorer
+  test_rounding_is_off_by_half_a_step_at_most | quantised: 63 -> 31
+lesson/check.py test_exercises
+  test_what_cannot_be_checked_is_one_line | main: range(1, 10) -> range(10)
 """
 
 

@@ -81,7 +81,7 @@ def test_three_seeds(fake: str, capsys: Capture) -> None:
     entry = read_comparison("results/fake/0-2.json")["settings"]["default"]
     assert entry["models"]["capsules"]["n_params"] == 1234
     assert [run["seed"] for run in entry["runs"]] == [0, 1, 2]
-    assert "train_seconds" not in entry["runs"][0]["models"]["cnn"]
+    assert not {"train_seconds", "epoch_seconds"} & entry["runs"][0]["models"]["cnn"].keys()
     assert "history" not in entry["runs"][0]
     assert re.search(r"\| cnn +\| +top_accuracy \| +\+0\.\d{3} \| .* \| +3 of 3 \|\n", out), (
         "no verdict with three seeds"
@@ -135,6 +135,7 @@ def test_the_result_does_not_depend_on_jobs(fake: str) -> None:
         written.append(Path("results/fake/0-5.json").read_bytes())
     assert written[0] == written[1]
     assert len(runs()) == 12
+    assert compare_seeds.make_parser().get_default("jobs") == os.cpu_count()
 
 
 def test_grid_and_zip(fake: str, capsys: Capture) -> None:
@@ -161,13 +162,16 @@ def test_grid_and_zip(fake: str, capsys: Capture) -> None:
 # --- Resuming ---------------------------------------------------------------------------------------------------------
 
 
-def test_resume_runs_only_what_is_missing(fake: str) -> None:
+def test_resume_runs_only_what_is_missing(fake: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for k, (flags, n_runs) in enumerate([
         ("--seeds 0:3", 3), ("--seeds 0:5 --resume", 5), ("--seeds 0 --resume", 5), ("--seeds 0", 6),
         ("--seeds 0 --resume -- --kind b", 7), ("--seeds 0 --resume --threads 2", 8),
     ]):
         assert main([fake, *flags.split()]) == 0
         assert len(runs()) == n_runs, k
+    monkeypatch.setattr(np, "__version__", "1")
+    assert main([fake, "--seeds", "0", "--resume"]) == 0
+    assert len(runs()) == 9
 
 
 def test_resume_knows_the_code_that_is_imported(fake: str) -> None:
@@ -233,6 +237,7 @@ def test_a_run_that_dies_is_named_and_alone_run_again(fake: str, capsys: Capture
     assert main(flags) == 1
     out, err = capsys.readouterr()
     assert f"seed 1, setting default: {message}\n" in err
+    assert "3 of 3 runs: seed " in err
     assert err.endswith("error: 1 of 3 runs failed; the others are kept\n")
     assert "| 2 " in out
     entry = load("results/fake/0-2.json")["settings"]["default"]
@@ -322,8 +327,9 @@ def test_killed_its_runs_end_by_themselves_and_count(fake: str) -> None:
     [
         "", "no_such_experiment", "FAKE --seeds 3:1", "FAKE --seeds one", "FAKE --seeds -1", "FAKE --seeds 1,1",
         "FAKE --grid kind", "FAKE --grid kind=", "FAKE --grid kind=a,a", "FAKE --grid kind=a kind=b",
-        "FAKE --grid seed=1,2", "FAKE --zip kind=a,b gap=1", "FAKE --grid kind=a,b -- --kind c", "FAKE -- --seed 4",
-        "FAKE -- --out-json=x", "FAKE --jobs 0", "FAKE --jobs many", "FAKE --threads -1", "FAKE --name a/b",
+        "FAKE --grid seed=1,2", "FAKE --zip kind=a,b gap=1", "FAKE --grid kind=a,b -- --kind c",
+        *(f"FAKE -- --{flag}=4" for flag in ("seed", "out-json", "threads", "quiet", "checkpoint", "resume")),
+        "FAKE --jobs 0", "FAKE --jobs many", "FAKE --threads -1", "FAKE --name a/b",
         "FAKE --part a#b", "FAKE --out FAKE", "FAKE --scheduler nowhere", "FAKE --scheduler http:///8786",
     ],
 )

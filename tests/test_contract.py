@@ -618,6 +618,7 @@ def test_main_without_argv_takes_no_flags_and_leaves_all_as_it_was(
 
     monkeypatch.setattr(experiment.script, "make_data", reach)
     monkeypatch.setattr(sys, "argv", ["kernel", "-f", "kernel.json"])
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # whatever an earlier call has left
     before = surroundings()
     with pytest.raises(ReachedError):
         experiment.script.main()

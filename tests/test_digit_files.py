@@ -196,7 +196,8 @@ GOOD = FORMS["MNIST"](some())
 IMAGES, LABELS = "train-images-idx3-ubyte", "train-labels-idx1-ubyte"
 BAD: dict[str, tuple[dict[str, bytes], str]] = {
     "nothing": ({"notes.txt": b"x"}, "{} has no digits: put MNIST's four files, train.csv"),
-    "a packed folder": ({"gzip.zip": zipped("x")}, "gzip.zip is packed: unpack it first"),
+    **{f"a packed folder, {end}": ({f"gzip.{end}": b"x"}, f"gzip.{end} is packed: unpack it first")
+       for end in ("zip", "tar", "tgz", "7z", "RAR")},
     "cut": (GOOD | {IMAGES: GOOD[IMAGES][:-1]}, f"{IMAGES} cannot be read"),
     "empty": (GOOD | {IMAGES: b""}, f"{IMAGES} cannot be read"),
     "cut where it is packed": (GOOD | {IMAGES: gzip.compress(GOOD[IMAGES])[:-9]}, f"{IMAGES} cannot be read"),
@@ -212,6 +213,7 @@ BAD: dict[str, tuple[dict[str, bytes], str]] = {
     "no digit": (GOOD | {IMAGES: idx(np.zeros((0, 28, 28), np.uint8))}, "{} has images of the shape (0, 28, 28)"),
     "no label": ({"train.csv": b"pixel0,pixel1\n1,2\n"}, "train.csv cannot be read"),
     "no labels": ({"train.csv": b",".join([b"x"] * 784) + b"\n" + b",".join([b"1"] * 784)}, "train.csv has no labels"),
+    "no labels, no head": ({"train.csv": b"\n".join([b",".join([b"1"] * 784)] * 2)}, "train.csv has no labels"),
     "a word": ({"train.csv": b",".join([b"1"] * 784 + [b"2"]) + b"\n" + b"x,y\n"}, "train.csv cannot be read"),
     "no row": ({"train.csv": b"label,pixel0\n"}, "train.csv cannot be read: it has no row"),
     "an empty table": ({"train.csv": b""}, "train.csv cannot be read: it has no row"),

@@ -203,7 +203,7 @@ def test_the_file_of_the_exercises_runs_the_example_by_hand(tmp_path: Path) -> N
 
 def test_what_cannot_be_checked_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "mine.py"
-    for argv in ([], ["--no-such-flag", str(path)], [str(path), "10"], [str(path), "x"]):
+    for argv in ([], ["--no-such-flag", str(path)], [str(path), "0"], [str(path), "10"], [str(path), "x"]):
         usage_error(check, argv, capsys)
     assert "No such file" in failure(check, [str(path)], capsys)
     for text, ending in {"def f(:": "SyntaxError: invalid syntax", "raise SystemExit(7)": "SystemExit: 7"}.items():

@@ -321,10 +321,12 @@ def test_training_stops_at_the_accuracy_asked_for(target: float, steps: int, mon
     assert stops == ([steps] if target < 0.9 else [])
     assert state.history["check_step"] == [float(k) for k in asked]
     assert state.history["check_accuracy"][-1] == min(2 * steps, 30 - steps) / 16
+    assert state.seconds > 0
+    state.seconds = 2.0 * steps
     result = m.make_result(config, data, {"lenet": state}, {"lenet": {}})["models"]["lenet"]
     assert (result["steps"], result["epochs"], result["reached"]) == (steps, steps / 3, target < 0.9)
     assert result["val_accuracy"] == min(2 * steps, 30 - steps) / 16
-    assert state.seconds > 0
+    assert result["epoch_seconds"] == 6  # of three steps
 
 
 def test_out_json_and_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -227,6 +227,7 @@ def test_the_second_mirror_where_the_first_has_no_good_file(
         with pytest.raises(data.UnavailableError) as caught:
             data.resolve_dataset("mnist", np.random.default_rng(0))
         check_message(caught.value, url, str(cache), "--data-dir", "--dataset strokes")
+        assert data.TIMEOUT <= 10  # seconds, that a person waits where nothing answers
         assert not (cache / name).exists()
         monkeypatch.setattr(data, "MIRRORS", (url, mirror[0]))
         assert data.load_mnist().train_images.tobytes() == IMAGES[16:]

@@ -125,6 +125,8 @@ def test_a_photograph_is_upright_and_may_be_decoded_at_a_fraction_of_its_size(tm
     exif[0x0112] = 6
     Image.fromarray(image).save(tmp_path / "photo.jpg", exif=exif, quality=95)
     assert pictures.open_upright(tmp_path / "photo.jpg", 32).height < 1200
+    Image.fromarray(image[::2, ::2]).save(tmp_path / "small.jpg")  # an eighth of it would be below twice 32 pixels
+    assert min(pictures.open_upright(tmp_path / "small.jpg", 32).size) >= 64
     read = read_square(tmp_path / "photo.jpg", 32, 1)[..., 0]
     assert read[28, 16] > 240
     assert read[4, 16] < 15
@@ -234,6 +236,13 @@ def test_a_test_set_that_shows_little_is_a_warning(tmp_path: Path, capsys: Captu
     said = f"warning: 8 of 8 pictures of {tmp_path / 'both'} for the test span under a quarter of the grey levels"
     assert said in (error := capsys.readouterr().err)
     assert "scale all alike" in error
+    train, test = (sorted((tmp_path / "both" / part).rglob("*.png")) for part in ("train", "test"))
+    for n, warned in ((5, True), (6, False)):  # of pictures that show much: more than a quarter do not, or a quarter
+        for good, dim in zip(train[:n], test, strict=False):
+            dim.write_bytes(good.read_bytes())
+        sets_of(tmp_path / "both")
+        assert ("3 of 8 pictures" in (error := capsys.readouterr().err)) == warned
+        assert ("under a quarter" in error) == warned
 
 
 def test_a_test_picture_far_beyond_those_of_the_training_is_left_out(tmp_path: Path, capsys: Capture) -> None:

@@ -87,11 +87,12 @@ def test_other_files_are_written_where_they_are_asked_for(project: Path) -> None
 
 
 def test_pictures_are_drawn_again(project: Path, capfd: Capture) -> None:
-    """One is the same, one another, one is left out, and one command fails."""
+    """One is the same, one another, one is left out; one command fails, and one is killed."""
     for name, content in (("same", "of the page"), ("other", "new")):
         (project / f"{name}.py").write_text(f"open('{name}.png', 'w').write('{content}')")
         (project / f"{name}.png").write_text("of the page")
     (project / "bad.py").write_text("raise SystemExit(3)")
+    (project / "killed.py").write_text("import os; os.kill(os.getpid(), 9)")
     rows = ["| `same.png` | `python same.py` | 1 s |", "| `other.png` | `python other.py` | 2 s |",
             "| `far.png` | `python far.py` | 3 s | a browser |"]
     (project / redraw.TABLE).write_text("\n".join(rows))
@@ -107,9 +108,10 @@ def test_pictures_are_drawn_again(project: Path, capfd: Capture) -> None:
     page.write_text("![a](same.png)")
     assert redraw.main(["page.md"]) == 0
     assert "1 unchanged, 0 changed" in capfd.readouterr().out
-    (project / redraw.TABLE).write_text("\n".join([*rows, "| `bad.png` | `python bad.py` | 1 s |"]))
+    rows += [f"| `{name}.png` | `python {name}.py` | 1 s |" for name in ("bad", "killed")]
+    (project / redraw.TABLE).write_text("\n".join(rows))
     assert redraw.main(["--all"]) == 1
-    assert capfd.readouterr().err == "error: 1 of 4 commands failed: python bad.py\n"
+    assert capfd.readouterr().err == "error: 2 of 5 commands failed: python bad.py\n"
 
 
 @pytest.mark.parametrize(

@@ -194,6 +194,7 @@ def test_tables_of_one_three_and_six_seeds() -> None:
             "paired": paired_table(one, options),
             "rows": [rows_table([one, several], more) for more in ({}, options | {"names": "o,s"}, {"names": "o,s|"})],
         })
+    assert [n for n in range(2, 8) if "| 95 % |" in seeds_table([comparison(n, default=both)], {})] == [5, 6, 7]
 
 
 def test_a_search_has_its_grid_its_best_values_and_their_test() -> None:

@@ -38,7 +38,8 @@ UNFIT = {  # flags of each script, and what is said of them
         ("--train-elevations 10:40 --test-elevations 40:70", "--test-elevations: overlaps"),
         ("--dataset smallnorb", "--data-dir: goes with --dataset smallnorb"),
         ("--data-dir folder", "--data-dir: goes with --dataset smallnorb"),
-        ("--dataset smallnorb --data-dir f --n-elev 2", "--n-elev: voxels"),
+        *((f"--dataset smallnorb --data-dir f --{name} 2", f"--{name}: voxels")
+          for name in ("n-train-views", "n-test-views", "n-elev", "n-per-combo")),
         ("--n-train-views 1000 --n-elev 1000", "--n-elev: above the limit"),
         ("--n-train-views 1000 --n-elev 10 --n-per-combo 1", "--n-elev: 100,000 images"),
         ("--n-test-views 1000 --n-elev 10", "--n-elev: above the limit"),
@@ -176,8 +177,9 @@ def test_presets_and_flags_make_the_config() -> None:
     assert own == dataclasses.replace(paper, conv_channels=64)
     assert config_of(affine, ["--canvas", "40"]).max_shift == 6
     assert config_of(affine, ["--preset", "paper"]).conv_channels == 256
-    matrix = config_of(conv, ["--preset", "paper", "--lr", "0.01", "--dataset", "toys"])
-    assert (matrix.sizes, matrix.em_iters, matrix.variance_floor, matrix.lr) == ((64, 8, 16, 16), 3, 8.0, 0.01)
+    matrix = config_of(conv, ["--preset", "paper", "--dataset", "toys"])
+    assert (matrix.sizes, matrix.em_iters, matrix.variance_floor, matrix.lr) == ((64, 8, 16, 16), 3, 8.0, 0.005)
+    assert config_of(conv, ["--preset", "paper", "--lr", "0.01"]).lr == 0.01
     params = conv.make_models(matrix)["capsules"].init_params(np.random.default_rng(0))
     assert sum(p.size for p in params.values()) == 68_754
     assert from_json(views.Config, {"lr": 1 / 3}).lr == 1 / 3  # of a checkpoint: every digit

@@ -14,6 +14,7 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+import multimnist_capsnet
 import smallnorb_novel_viewpoint
 import visualize_smallnorb_novel_viewpoint
 from figure_checks import check_animation, check_pictures, check_unchanged, draw_coarsely, move_to, refuse
@@ -81,7 +82,8 @@ def finished(
     for name, state in states.items():
         state.history = {"train_loss": [0.5] * epochs[name]} if epochs[name] else {}
     files: Any = {"data_dir": Path("y")} if dataset == "smallnorb" else {}
-    saved = Config(dataset=dataset, seed=3, n_epochs=1000, **files)
+    kind: Any = multimnist_capsnet.Config if dataset == "strokes" else Config
+    saved = kind(dataset=dataset, seed=3, n_epochs=1000, **files)
     with patch.object(figures, "load_checkpoint", lambda script, path: (saved, states)):
         return figures.load_finished(SimpleNamespace(EXPERIMENT="x", **more), Path("a"), asked, given, free, required)
 
@@ -97,8 +99,10 @@ def test_given_flags_must_agree_with_the_checkpoint() -> None:
         dataset="smallnorb", data_dir=Path("y"), seed=3, n_epochs=1000, lr=0.1, cnn_lr=5e-4
     )
     assert figures.load_finished(None, None, asked, {"lr"}) == (asked, {})
-    with pytest.raises(OSError, match="a was trained on voxels, which have no files: leave --data-dir out"):
-        finished(asked, {"data_dir"}, done, dataset="voxels")
+    digits = multimnist_capsnet.Config(data_dir=Path("x"))
+    for dataset in ("strokes", "voxels", "shapes", "toys"):
+        with pytest.raises(OSError, match=f"a was trained on {dataset}, which have no files: leave --data-dir out"):
+            finished(digits if dataset == "strokes" else asked, {"data_dir"}, done, dataset=dataset)
 
 
 def test_an_unfinished_checkpoint_is_an_error() -> None:
@@ -109,6 +113,9 @@ def test_an_unfinished_checkpoint_is_an_error() -> None:
     with pytest.raises(OSError, match=r"^a holds 0 of 1,000 epochs of capsules; "):
         finished(Config(), set(), {"capsules": 0}, reached=lambda state, _: state.name == "cnn")
     finished(Config(), set(), {"capsules": 1000, "cnn": 0}, reached=lambda state, _: state.name == "cnn")
+    more: Any = {"of_model": lambda name, config: (config.n_epochs * (1 + (name == "cnn")), 0.1)}
+    with pytest.raises(OSError, match=r"^a holds 1,000 of 2,000 epochs of cnn; "):
+        finished(Config(), set(), {"capsules": 1000, "cnn": 1000}, **more)
 
 
 def test_a_figure_trains_the_models_that_it_is_given_with_the_threads_that_are_asked_for() -> None:

@@ -265,13 +265,14 @@ def test_a_frame_shows_votes_activations_and_accuracies(run: figures.Run) -> Non
     routing = last._replace(votes=1000 * last.votes, mu=1000 * last.mu)
     recorder.snapshots[1] = animation.Snapshot(4, routing, 0.75)
 
-    def draw() -> Any:
+    def draw(t: int = 2) -> Any:
         fig, update = animation.make_scene(run.config, run.data, recorder)
-        update(1, 2)
+        update(1, t)
         return fig
 
     plane, image, bars, curve = drawn(draw).axes
     check_held(bars, bars=[routing.a[2, 0]])
+    check_held(drawn(lambda: draw(1), record=False).axes[2], bars=[routing.a[1, 0]])  # of an iteration before the last
     check_held(curve, lines={"line 1": [[0, 4], [recorder.snapshots[0].accuracy, 0.75]]})
     axes = animation.principal_axes(routing)
     dots: Any = plane.collections[0]

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from matplotlib import colormaps
+from matplotlib.colors import to_rgba
 
 import make_smallnorb_novel_viewpoint_gif as animation
 import smallnorb_novel_viewpoint as experiment
@@ -225,15 +226,19 @@ def test_rows_are_named_by_activations_and_columns_by_scores(run: figures.Run) -
     for v, ax in ((2, axes[2]), (3, axes[5])):  # of an L, after the last iteration
         columns = [f"{name}\n{score:.2f}" for name, score in zip(run.config.classes, scores[v], strict=True)]
         assert held(ax)["ticks"] == [columns, [f"{a:.2f}" for a in cache.a_in[v]]]
+        np.testing.assert_array_equal(ax.images[0].get_array(), cache.routing.m_steps[-1].r[v])
 
 
 def test_poses_stand_beside_the_image_by_true_class_and_class_capsule(run: figures.Run) -> None:
     axes = drawn(lambda: figures.draw_class_poses(run), record=False).axes
-    mu = figures.routed_views(run)[2].mu.reshape(5, 2, 5, 4, 4)  # by class and view
+    _, scores, cache = figures.routed_views(run)
+    mu, answers = cache.mu.reshape(5, 2, 5, 4, 4), scores.reshape(5, 2, 5).argmax(axis=2)  # by class and view
     entries = colormaps["RdBu_r"](0.5 + mu / (2 * np.percentile(np.abs(mu), 96)))[..., :3]
     for b, ax in enumerate(axes):
         poses = cells(ax, 5, 6, gap=(9, 2))[:, 1:, 4:32:8, 4:32:8]
         np.testing.assert_allclose(poses, entries[:, b], atol=0.5 / 63 + 1e-6)
+        framed = [patch.get_edgecolor() for patch in ax.patches if patch.get_linewidth() > 2]
+        assert framed == [to_rgba(figures.RIGHT if j == k else figures.WRONG) for k, j in enumerate(answers[:, b])]
 
 
 def test_twenty_shapes_and_two_of_them_from_both_ranges() -> None:

@@ -13,9 +13,11 @@ import threadpoolctl
 from fast import workers as module
 from fast.field_em import Memory
 from fast.workers import LEAST_PART, SERIAL, Workers, blas_threads, default_threads
-from helpers import GradientError, surviving_mutants
+from helpers import GradientError, load, surviving_mutants
 
 Array = np.ndarray
+THREADED = ("multimnist_capsnet", "mnist_affine_capsnet", "conv_matrix_capsules", "capsule_attacks", "your_own_images",
+            "make_toy_norb")  # those whose --threads is by default as many as there are processors
 
 
 class Batch(NamedTuple):
@@ -120,6 +122,9 @@ def test_as_many_threads_as_processors_and_at_most_four(monkeypatch: pytest.Monk
     for n_cpus, expected in ((1, 1), (3, 3), (64, 4)):
         monkeypatch.setattr(module.os, "sched_getaffinity", lambda pid, n=n_cpus: set(range(n)), raising=False)
         assert default_threads() == expected
+    monkeypatch.undo()
+    for script in THREADED:
+        assert load(script).Options().threads == default_threads()
 
 
 def test_memory_is_found_again_by_its_name_its_type_and_its_thread() -> None:

@@ -51,6 +51,7 @@ def main() -> None:
             "loss": 1 - v,
             "top_accuracy": v,
             "train_seconds": time.perf_counter(),
+            "epoch_seconds": time.perf_counter() / 2,
             "sweep": {"-90": v / 3},
             "reached": None,
         }
@@ -59,7 +60,7 @@ def main() -> None:
     }
     result = {
         "experiment": "fake", "seed": args.seed, "dataset": dataset,
-        "config": {"seed": args.seed, "shift": args.shift}, "models": models,
+        "config": {"seed": args.seed, "shift": args.shift, "data_dir": args.data_dir}, "models": models,
         "history": {"capsules": {"loss": [1.0, 0.5]}},
         "environment": {"python": "3", "git_commit": os.environ.get("FAKE_COMMIT")},
         "headline": "top_accuracy",
