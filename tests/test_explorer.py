@@ -412,7 +412,7 @@ def measured(driver: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
     )
     view_config = views.Config(  # all that a training depends on, so that other defaults give the same networks
         dataset="shapes", n_epochs=1, cnn_epochs=1, lr=2e-3, cnn_lr=1e-3, weight_decay=1, em_iters=2, em_grad="exact",
-        variance_floor=3, beta_v_init=-1, loss="spread", standardize="none", batch_size=32, seed=107,
+        variance_floor=3, beta_v_init=-1, loss="spread", standardize="image", batch_size=32, seed=107,
     )
     data, view_data = digits.make_data(config), views.make_data(view_config)
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()):
@@ -575,7 +575,7 @@ def view_scores(m: Any, name: str, params: dict[str, Array], images: Array) -> A
 def views_right(m: Any, label: int, azimuths: Array, elevation: int) -> list[Array]:
     """Where the capsules, and the CNN, classify this object correctly as the page has it."""
     points, n = views.points_of(m.view_config), len(azimuths)
-    images = views.render_voxels(np.full(n, label), azimuths, np.full(n, elevation), None, points)
+    images = views.standardized(views.render_voxels(np.full(n, label), azimuths, np.full(n, elevation), None, points))
     return [view_scores(m, name, m.rounded[name], images).argmax(axis=1) == label for name in explorer.VIEW_MODELS]
 
 
