@@ -6,7 +6,7 @@
 The page holds the weights of two capsule networks and of two CNNs, and their forward passes in JavaScript
 (``explorer/page/``). In it one draws two digits and sees which capsules find them and what a CNN says, follows the
 votes of one capsule through the routing, moves the sixteen numbers of a digit capsule, drags votes in the plane, and
-turns an object. Large arrays of weights are rounded to 8 or 7 bits, with one scale for each index of the last axis; the
+turns an object. Large arrays of weights are rounded to 8 or 6 bits, with one scale for each index of the last axis; the
 accuracy on the test sets is measured here with the weights as trained and with the rounded ones, and the page states
 both.
 
@@ -51,7 +51,7 @@ N_TRAY = 6  # more of them that the capsules alone get right, and as many that t
 N_CHOICE = 1000  # composites of training digits, and as many of these digits alone, to choose the page's rule on
 RARE = 0.01  # of these: in such a part the page may find no digit for either of two reasons
 DIGIT_MODELS = ("capsnet", "cnn_pool")
-SMALL, LARGE = 1 << 10, 1 << 18  # entries: a smaller array is not rounded; a larger one is rounded to 7 bits
+SMALL, LARGE = 1 << 10, 1 << 18  # entries: a smaller array is not rounded; a larger one is rounded to 6 bits
 VIEW_MODELS = ("capsules", "cnn_matched")
 RESULTS = ROOT / "results"
 RING_STEP = 5  # degrees, between the views that the page's ring shows
@@ -62,7 +62,7 @@ RING_STEP = 5  # degrees, between the views that the page's ring shows
 
 def quantised(w: Array) -> tuple[Array, Array]:
     """w (..., F) -> int8 of the same shape and scales (F,): w is about ``q * scale``, off by half a scale at most."""
-    scale = np.abs(w).reshape(-1, w.shape[-1]).max(axis=0) / (127 if w.size <= LARGE else 63)
+    scale = np.abs(w).reshape(-1, w.shape[-1]).max(axis=0) / (127 if w.size <= LARGE else 31)
     scale = np.maximum(scale, np.finfo(np.float32).tiny).astype(np.float32)
     return np.rint(w / scale).astype(np.int8), scale
 
