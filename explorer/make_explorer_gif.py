@@ -4,8 +4,8 @@
     python -m explorer.make_explorer_gif --page explorer.html --out explorer.gif
 
 Needs Chromium, its driver and selenium (``pip install selenium``). A seven and a zero are drawn with the mouse, the
-routing goes from one to five iterations, numbers of a capsule are moved, and an object is rotated to the view with
-which the page opens.
+routing goes from one to five iterations, numbers of a capsule are moved, and an object is rotated to a view from
+outside the training range.
 """
 
 from __future__ import annotations
@@ -127,6 +127,11 @@ def record(driver: Any, strokes: int = 100, steps: int = 12) -> list[Array]:
             shoot()
     show("#viewpoint .columns")
     azimuth = int(driver.execute_script("return explorer.view.azimuth"))
+    for held_out in range(330, 199, -10):  # the animation ends on a view that the capsules classify correctly
+        set_value("azimuth", held_out)
+        if "capsules are right" in driver.find_element("id", "verdict").text:
+            azimuth = held_out
+            break
     for k in range(2 * steps + 1):
         set_value("azimuth", round(azimuth * k / (2 * steps)))
         shoot()
