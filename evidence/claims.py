@@ -206,22 +206,22 @@ REGISTERED: tuple[Claim, ...] = (
         "Matrix capsules withstand attacks better than a CNN",
         "smallNORB, FGSM: higher accuracy at every ε", "docs/capsule_attacks.md", (
             Condition(
-                "dense, drawn shapes: one step, ε = 0.1", "capsule_attacks/registered_shapes.json", "capsules", "cnn",
+                "dense: one step, ε = 0.1", "capsule_attacks/registered_shapes.json", "capsules", "cnn",
                 "fgsm_0.1_accuracy", "2000:2048", tolerance=0.1,
                 searches=("shapes_attacks_dense_capsules_2_iterations.json", "shapes_attacks_dense_cnn.json"),
             ),
             Condition(
-                "dense, drawn shapes: one step, ε = 0.2", "capsule_attacks/registered_shapes.json", "capsules", "cnn",
+                "dense: one step, ε = 0.2", "capsule_attacks/registered_shapes.json", "capsules", "cnn",
                 "fgsm_0.2_accuracy", "2000:2048", tolerance=0.1,
                 searches=("shapes_attacks_dense_capsules_2_iterations.json", "shapes_attacks_dense_cnn.json"),
             ),
             Condition(
-                "dense, drawn shapes: worst case, ε = 0.1", "capsule_attacks/registered_shapes.json", "capsules", "cnn",
+                "dense: worst case, ε = 0.1", "capsule_attacks/registered_shapes.json", "capsules", "cnn",
                 "worst_case_0.1_accuracy", "2000:2048", tolerance=0.1,
                 searches=("shapes_attacks_dense_capsules_2_iterations.json", "shapes_attacks_dense_cnn.json"),
             ),
             Condition(
-                "dense, drawn shapes: worst case, ε = 0.2", "capsule_attacks/registered_shapes.json", "capsules", "cnn",
+                "dense: worst case, ε = 0.2", "capsule_attacks/registered_shapes.json", "capsules", "cnn",
                 "worst_case_0.2_accuracy", "2000:2048", tolerance=0.1,
                 searches=("shapes_attacks_dense_capsules_2_iterations.json", "shapes_attacks_dense_cnn.json"),
             ),

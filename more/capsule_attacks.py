@@ -70,10 +70,17 @@ OF_MATRIX = ("sizes", "cnn")
 PIXELS = (0.0, 1.0)  # their range
 
 
+DENSE: dict[str, Any] = {  # the winners of the searches under attack (docs/method.md)
+    "n_epochs": 80, "lr": 1e-3, "weight_decay": 3.0, "cnn_epochs": 320, "cnn_lr": 1.25e-4, "cnn_weight_decay": 3.0,
+}
+OF_CAPSULES = {"cnn_epochs": "n_epochs", "cnn_lr": "lr", "cnn_weight_decay": "weight_decay"}  # followed if given alone
+
+
 def defaults_of(network: str, **given: Any) -> dict[str, Any]:
-    """Those of the network's own script, but for the length of the convolutional trainings."""
+    """Those of the network's own script, but for the dense networks' training and the length of the convolutional."""
     if network == "dense":
-        return vars(smallnorb.Config(dataset="shapes", **given))
+        own = {name: value for name, value in DENSE.items() if not {name, OF_CAPSULES.get(name)} & given.keys()}
+        return vars(smallnorb.Config(dataset="shapes", **given, **own))
     n_epochs = given.get("n_epochs", 20)
     return vars(conv.Config(**given)) | {"n_epochs": n_epochs, "cnn_epochs": n_epochs, "standardize": "none"}
 
@@ -98,11 +105,11 @@ class Config(Settings):
     standardize: str = setting(None, ("image", "none"), "With image, bring each image of voxels or shapes to mean zero"
         " and unit variance in the network's first layer.", "none, dense image")
     n_epochs: int = redeclared(conv.Config, "n_epochs", shown="20, dense 80")
-    cnn_epochs: int = setting(None, int_in(1, 100_000), "The same for the CNN.", "20, dense 80, or as --n-epochs")
+    cnn_epochs: int = setting(None, int_in(1, 100_000), "The same for the CNN.", "20, dense 320, or as --n-epochs")
     batch_size: int = redeclared(conv.Config, "batch_size")
     lr: float = redeclared(conv.Config, "lr", help="Learning rate of the capsules.", shown="0.015, dense 0.001")
-    cnn_lr: float = redeclared(conv.Config, "cnn_lr", None, shown="0.001, dense 0.0005, or as --lr")
-    weight_decay: float = redeclared(conv.Config, "weight_decay", None, shown="0, dense 1")
+    cnn_lr: float = redeclared(conv.Config, "cnn_lr", None, shown="0.001, dense 0.000125, or as --lr")
+    weight_decay: float = redeclared(conv.Config, "weight_decay", None, shown="0, dense 3")
     cnn_weight_decay: float = redeclared(conv.Config, "cnn_weight_decay")
     sizes: tuple[int, int, int, int] = redeclared(conv.Config, "sizes", shown="32,4,4,8")
     variance_floor: float = redeclared(conv.Config, "variance_floor", shown="1, dense 3")

@@ -9,6 +9,7 @@ draws from results of compare_seeds.py:
                           on smallNORB in grey, and the worst case of all attacks
     training_curves.png   loss and accuracy, epoch by epoch: the seed whose capsules have the median accuracy without
                           an attack, trained again
+    attack_trainings.png  accuracy under attack against the length of the training, for three weight decays
     attack_steps.png      dense networks of four seeds: accuracy against the number of steps of an attack, and why one
                           step fails
 """
@@ -22,6 +23,7 @@ from support.figures import (
 
 import dataclasses
 import functools
+import itertools
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -42,10 +44,12 @@ SHOWN_KINDS = {"fgsm": "one step: FGSM", "worst_case": "worst case of all attack
 # read off figure 3 of [Hinton 2018], by epsilon
 PAPER_FGSM = {"capsules": {0.2: 0.83, 0.5: 0.69}, "cnn": {0.2: 0.16, 0.5: 0.03}}
 CHANCE = 1 / experiment.network_config(experiment.Config()).n_classes
-RESULT = Path("results") / experiment.EXPERIMENT / "shapes.json"
+RESULT, REGISTERED, LENGTHS = (
+    Path("results") / experiment.EXPERIMENT / f"{name}.json" for name in ("shapes", "registered_shapes", "lengths")
+)
 
 
-def draw_attack_seeds(path: Path = RESULT) -> Figure:
+def draw_attack_seeds(path: Path = REGISTERED) -> Figure:
     """Accuracy against epsilon: mean and interval over the seeds of a file by compare_seeds.py."""
     found, *_ = settings_in(path)
     runs, epsilons = found["runs"], [0.0, *found["config"]["epsilons"]]
@@ -73,6 +77,33 @@ def draw_attack_seeds(path: Path = RESULT) -> Figure:
         ax.set_xlabel("ε (pixels run from 0 to 1)")
         ax.set_xlim(0, epsilons[-1])
         ax.set_xticks(epsilons, [f"{e:g}" for e in epsilons])
+    return fig
+
+
+def draw_attack_trainings(path: Path = LENGTHS) -> Figure:
+    """Accuracy against epochs, a panel for each weight decay: the mean over the seeds of a sweep of both."""
+    found = settings_in(path)
+    runs = {(one["config"]["weight_decay"], one["config"]["n_epochs"]): one["runs"] for one in found}
+    decays, lengths = (sorted({key[k] for key in runs}) for k in (0, 1))
+    epsilon = found[0]["config"]["epsilons"][0]
+    text = (f"{DATASET_NAMES[found[0]['dataset']]} · dense networks of equal size · ε = {epsilon:g} · mean of"
+            f" {plural(len(found[0]['runs']), 'seed')}")
+    fig = make_figure(4.0, "Training decides what an attack finds", text)
+    lines: dict[str, Any] = {"worst_case": ("-", "worst case of all attacks"), "fgsm": ("--", "one step: FGSM")}
+    kinds = [Line2D([], [], color=GREY, linestyle=line, label=label) for line, label in lines.values()]
+    head_legend(fig, [*model_handles(MODELS.values()), *kinds], 2)
+    for ax, decay in zip(fig.subplots(1, len(decays), sharey=True), decays, strict=True):
+        accuracy_axis(ax, "accuracy" if decay == decays[0] else None, CHANCE)
+        ax.set_title(f"weight decay {decay:g}")
+        ax.set_xlabel("epochs")
+        ax.set_xscale("log")
+        ax.set_xticks(lengths, [str(n) for n in lengths])
+        ax.minorticks_off()
+        for (name, style), (kind, (line, label)) in itertools.product(MODELS.items(), lines.items()):
+            metric = f"{kind}_{epsilon:g}_accuracy"
+            rows = np.array([[run["models"][name][metric] for run in runs[decay, n]] for n in lengths]).T
+            options = {"linestyle": line, "label": f"{style.label}, {label}", "clip_on": False}
+            ax.plot(lengths, rows.mean(axis=0), **model_line(style, **options))
     return fig
 
 
@@ -179,10 +210,13 @@ def measure_attacks(
 
 
 def draw_attack_steps(options: Options) -> Figure:
-    """For the dense networks of a few seeds."""
+    """For the dense networks of a few seeds, in the settings of smallnorb_novel_viewpoint.py, which classify new views
+    best."""
+    accurate = vars(smallnorb.Config())
     found = []
     for seed in SEEDS:
-        config = experiment.Config(network="dense", seed=seed, n_attack=N_ATTACKED)
+        own = {name: accurate[name] for name in experiment.DENSE}
+        config = experiment.Config(network="dense", seed=seed, n_attack=N_ATTACKED, **own)
         data = experiment.make_data(config)
         states = experiment.train_all(config, data, RunOptions(quiet=options.quiet, threads=options.threads))
         found.append(measure_attacks(config, data, states, options.threads))
@@ -192,8 +226,8 @@ def draw_attack_steps(options: Options) -> Figure:
 def draw_steps(found: Mapping[str, Attacked], config: experiment.Config) -> Figure:
     n_seeds = len(found["capsules"].accuracies[attacks.MARGIN])
     text = (
-        f"{DATASET_NAMES[config.dataset]} · {config.network} networks of equal size · ε = {EPSILON} ·"
-        f" {len(found['capsules'].norms)} images of {plural(n_seeds, 'seed')}\n"
+        f"{DATASET_NAMES[config.dataset]} · {config.network} networks of equal size, trained for accuracy on new"
+        f" azimuths · ε = {EPSILON} · {len(found['capsules'].norms)} images of {plural(n_seeds, 'seed')}\n"
         "margin: the best wrong score minus the right one; scores of capsules are log-odds of activations"
     )
     fig = make_figure(4.5, "Many steps mislead capsules that one step does not", text)
@@ -228,7 +262,7 @@ def draw_steps(found: Mapping[str, Attacked], config: experiment.Config) -> Figu
 
 
 OF_RUN = {"training_curves": draw_training_curves, "attack_steps": draw_attack_steps}
-OF_RESULTS = {"attack_seeds": draw_attack_seeds}
+OF_RESULTS = {"attack_seeds": draw_attack_seeds, "attack_trainings": draw_attack_trainings}
 Config = NoSettings
 
 

@@ -106,10 +106,13 @@ def test_settings_of_other_networks_are_refused(words: str, complaint: str) -> N
 
 
 def test_the_dense_networks_are_those_of_their_own_script() -> None:
-    config = m.Config(network="dense", n_epochs=2, seed=3)
-    own = views.Config(dataset="shapes", n_epochs=2, seed=3)
+    config = m.Config(network="dense", n_epochs=2, weight_decay=1, seed=3)
+    own = views.Config(dataset="shapes", n_epochs=2, weight_decay=1, cnn_lr=1.25e-4, seed=3)
     assert m.dense_config(config) == own
     assert m.Config(network="dense") == config_of(m, ["--network", "dense"])
+    assert m.DENSE.items() <= vars(m.Config(network="dense")).items()
+    given = m.Config(network="dense", lr=0.1, cnn_epochs=3)
+    assert (given.lr, given.cnn_lr, given.n_epochs, given.cnn_epochs, given.cnn_weight_decay) == (0.1, 0.1, 80, 3, 3)
     states = m.train_all(config, m.make_data(config))
     expected = views.train_all(own, views.make_data(own), names=("capsules",))["capsules"]
     assert states["capsules"].history == expected.history
@@ -230,7 +233,7 @@ class Trained(NamedTuple):
 @functools.cache
 def trained_pair(seed: int, network: str) -> tuple[m.Config, Any, dict[str, Any]]:
     small: Any = {"n_train": 200, "batch_size": 16, "sizes": (6, 2, 2, 2), "n_epochs": 8, "cnn_epochs": 6}
-    own = small if network == "matrix" else {"n_epochs": 10}
+    own = small if network == "matrix" else {"n_epochs": 10, "weight_decay": 1, "cnn_lr": 5e-4, "cnn_weight_decay": 0}
     config = m.Config(seed=seed, network=network, n_attack=20, **own)
     data = m.make_data(config)
     return config, data, m.train_all(config, data)

@@ -170,6 +170,26 @@ def test_attacks_are_means_and_intervals_with_the_papers_beside() -> None:
     assert_same(lines["paper, CNN"], [[0.2, 0.5], [0.16, 0.03]], "the paper's CNN")
 
 
+def test_accuracy_under_attack_against_the_length_of_the_training() -> None:
+    settings: dict[str, Any] = {}
+    for n, decay in itertools.product((20, 80), (0.0, 3.0)):
+        a = n / 100 + decay / 100
+        runs = [{"seed": s, "models": {name: {f"{kind}_0.1_accuracy": a * part * f + 0.01 * s for kind, f in (
+            ("worst_case", 0.5), ("fgsm", 1))} for name, part in (("capsules", 1), ("cnn", 0.5))}} for s in (0, 2)]
+        values = {"n_epochs": n, "weight_decay": decay}
+        settings[f"{n} {decay}"] = {"values": values, "config": values | {"epsilons": [0.1]}, "runs": runs}
+    document = {"dataset": "shapes", "config": {"epsilons": [0.1]}, "settings": settings}
+    path = Path("lengths.json")
+    path.write_text(json.dumps(document))
+    axes = drawn(lambda: attacks.draw_attack_trainings(path)).axes
+    assert [ax.get_title("left") for ax in axes] == ["weight decay 0", "weight decay 3"]
+    for ax, decay in zip(axes, (0, 3), strict=True):
+        means = np.array([0.2, 0.8]) + decay / 100
+        check_held(ax, lines={f"{name}, {kind}": [[20, 80], means * part * f + 0.01] for name, part in (
+            ("Matrix capsules", 1), ("CNN of equal size", 0.5)) for kind, f in (
+            ("worst case of all attacks", 0.5), ("one step: FGSM", 1))}, levels=[0.2])
+
+
 def test_networks_of_the_median_seed_are_trained_for_their_curves(monkeypatch: pytest.MonkeyPatch) -> None:
     runs = [{"seed": s, "models": {"capsules": {"accuracy": a}, "cnn": {"accuracy": b}}}
             for s, a, b in ((200, 0.9, 0.5), (201, 0.7, 0.6), (202, 0.8, 0.4))]
