@@ -340,7 +340,7 @@ visualize_smallnorb_novel_viewpoint.py test_visualize_smallnorb
 more/make_conv_matrix_capsules_gif.py test_visualize_conv_matrix
   test_a_frame_shows_votes_activations_and_accuracies | make_scene.update: now.routing.a[t, 0] -> now.routing.a[-1, 0]
 explorer/make_explorer.py test_explorer
-  test_rounding_is_off_by_half_a_step_at_most | quantised: 63 -> 31
+  test_rounding_is_off_by_half_a_step_at_most | quantised: 31 -> 15
 lesson/check.py test_exercises
   test_what_cannot_be_checked_is_one_line | main: range(1, 10) -> range(10)
 """

@@ -338,7 +338,7 @@ def test_the_page(tmp_path: Path, monkeypatch: Patch) -> None:
     """What it draws are sets, the counts that it prints are those of the sets, and all its commands are accepted."""
     page = (ROOT / "docs" / "your_own_images.md").read_text(encoding="utf-8")
     assert len(page.splitlines()) <= 150
-    text = "".join(re.findall(r"```bash\n(.*?)```", page, re.DOTALL))
+    text = "".join(re.findall(r"```bash\n(.*?)```", page, re.DOTALL)).replace("\\\n", "")
     drawings = re.findall(r"python - <<'END'\n(.*?)END\n", text, re.DOTALL)
     lines = re.sub(r"python - <<'END'\n.*?END\n", "", text, flags=re.DOTALL).splitlines()
     commands = [shlex.split(line)[1:] for line in lines]
