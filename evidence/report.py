@@ -339,13 +339,17 @@ def check_registered(has_history: bool) -> Iterator[str]:
                 yield f"results/{side.file} was run before claims.py registered all of {condition.name}"
             wanted, model = search.winner_of(read_result(Path("results/search", file)))
             found = next(iter(comparison["settings"].values()))["config"]
-            found.setdefault("cnn_weight_decay", found.get("weight_decay"))  # before the CNN had its own
-            own, other = (OF_CNNS, OF_CAPSULES) if model.startswith("cnn") else (OF_CAPSULES, OF_CNNS)
-            names = found.keys() - {"seed", "data_dir", *other} | {*own}  # attacks have no viewpoints in their settings
-            differ = [name for name, value in plain(wanted).items()
-                      if name in names and not is_same(found.get(name), json.loads(json.dumps(value)))]
-            if differ:
+            if differ := differing(wanted, found, model.startswith("cnn")):
                 yield f"results/{side.file}: {', '.join(differ)} of {model} is not that of results/search/{file}"
+
+
+def differing(wanted: Any, found: Json, is_cnn: bool) -> list[str]:
+    """Which settings of the capsules or of the CNN are others in ``found``, the configuration in a result."""
+    found = {"cnn_weight_decay": found.get("weight_decay")} | found  # before the CNN had its own
+    own, other = (OF_CNNS, OF_CAPSULES) if is_cnn else (OF_CAPSULES, OF_CNNS)
+    names = found.keys() - {"seed", "data_dir", *other} | {*own}  # attacks have no viewpoints in their settings
+    return [name for name, value in plain(wanted).items()
+            if name in names and not is_same(found.get(name), json.loads(json.dumps(value)))]
 
 
 def check_search(path: Path) -> Iterator[str]:

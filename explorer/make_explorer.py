@@ -37,8 +37,9 @@ from smallnorb_novel_viewpoint import (
     FOLDER, INPUT, OUTPUT, RunOptions, SettingError, Settings, Stream, TrainState, UserError, generator, parse,
     print_message, script, setting, settings_of,
 )
+from evidence.report import differing
 from support.experiment import ROOT, load_checkpoint, require_writable
-from support.figures import DATASET_NAMES, load_finished, with_reported_seed, write_if_changed
+from support.figures import DATASET_NAMES, load_finished, settings_in, with_reported_seed, write_if_changed
 from support.results import git_commit
 from support.statistics import describe_sample
 
@@ -267,9 +268,24 @@ def study(path: Path, config: Any, names: Sequence[str], metric: str) -> dict[st
     95 % interval. None where there are no such runs of the page's configuration."""
     if not (runs := with_reported_seed(path, names[0], metric, config, {"seed"})[2]):
         return None
-    capsules, cnn = ([run["models"][name][metric] for run in runs] for name in names)
+    return compared(*([run["models"][name][metric] for run in runs] for name in names))
+
+
+def compared(capsules: Sequence[float], cnn: Sequence[float]) -> dict[str, Any]:
     difference = describe_sample(np.subtract(capsules, cnn).tolist())
     return difference | {"capsules": float(np.mean(capsules)), "cnn": float(np.mean(cnn))}
+
+
+def registered_study(path: Path, config: smallnorb.Config) -> dict[str, Any] | None:
+    """The same of the registered comparison, whose networks are in two parts of a file. None where it has not been run,
+    or has other settings than the page."""
+    sides = []
+    for part, name in zip(("capsules", "cnn"), VIEW_MODELS, strict=True):
+        found = settings_in(Path(f"{path}#{part}"))[0] if path.exists() else None
+        if found is None or differing(config, found["config"], part == "cnn"):
+            return None
+        sides.append([run["models"][name]["held_out_accuracy"] for run in found["runs"]])
+    return compared(*sides)
 
 
 def tray(is_right: Mapping[str, Array]) -> Array:
@@ -363,10 +379,10 @@ def viewpoint_part(config: Any, states: Mapping[str, Any]) -> Part:
                  for key in ("familiar_accuracy", "held_out_accuracy")]
         tensors |= {f"{name}.{key}": w for key, w in params.items()}
     points, mask = smallnorb.points_of(config)
-    shapes = RESULTS / smallnorb.EXPERIMENT / f"shapes_{config.held_out_angle}s.json"
+    registered = RESULTS / smallnorb.EXPERIMENT / f"registered_{config.held_out_angle}s.json"
     about = {
         "run": run_of(config, config.dataset),
-        "study": study(shapes, config, VIEW_MODELS, "held_out_accuracy") if config.dataset == "shapes" else None,
+        "study": registered_study(registered, config),
         "accuracies": rows,
         "nTest": len(data.held_out.labels),
         "heldOut": config.held_out_angle,

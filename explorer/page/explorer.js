@@ -1443,6 +1443,7 @@ function restore(text = location.hash.slice(1)) {
   stopPlaying();
   lesson.only = read("only", words(SECTIONS), []);
   lesson.hide = read("hide", words([...PARTS]), []);
+  for (const id of SECTIONS) $(id).classList.toggle("asked", lesson.only.includes(id));
   for (const id of SECTIONS) $(id).classList.toggle("away", lesson.only.length > 0 && !lesson.only.includes(id));
   showParts();
   for (const e of document.querySelectorAll("nav a")) e.classList.toggle("away", $(e.hash.slice(1)).classList.contains("away"));
@@ -1566,13 +1567,14 @@ const TOUR = [
     answer: "Parent A: after three iterations three of the four children are assigned to it. The slider shows each iteration." },
   { about: "view", hidden: "#verdict, #viewpoint .small-bars, #ring, #ring-text",
     question: "An object from a side that neither network has seen. Which network classifies it correctly?",
-    answer: "See the sentence beside the object. The ring shows all sides. The text below says what holds over many objects." },
+    answer: "See the sentence beside the object. The ring shows all sides. The text below says what holds over many sets of objects." },
 ];
 
 function setUpTour() {
   const tour = $("tour");
   let step = 0; // twice the number of the question, and one more where it is answered
   let before = ""; // the state when it began
+  let past = []; // what Undo went back to then
   const clear = () => {
     for (const marked of document.querySelectorAll(".toured, .asked")) marked.classList.remove("toured", "asked");
   };
@@ -1599,11 +1601,13 @@ function setUpTour() {
     document.documentElement.removeAttribute("data-tour");
     document.querySelector("main").append(tour);
     restore(before); // the drawing and the settings of before
+    drawing.past = past;
     $("start-tour").focus();
   };
   $("start-tour").addEventListener("click", () => {
     if (!tour.hidden) return;
     before = stateText();
+    past = drawing.past;
     if (lesson.only.length) restore(before.replace(/^v=\d+&|&only=[^&]*|&z=.*/g, "")); // it shows every section
     tour.hidden = false;
     document.documentElement.toggleAttribute("data-tour", true);
@@ -1643,7 +1647,8 @@ async function begin() {
   clearInterval(loadingTimer);
   $("loading").hidden = true;
   restore();
-  drawing.past = [];
+  const { strokes, example, kept } = drawing;
+  drawing.past = strokes.map((_, k) => ({ strokes: strokes.slice(0, k), example, kept })); // of a link's drawing, stroke by stroke
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => soon(paintDrawing));
   requestAnimationFrame(() => requestAnimationFrame(() => { document.documentElement.dataset.ready = "true"; }));
 }
