@@ -1443,7 +1443,7 @@ function restore(text = location.hash.slice(1)) {
   stopPlaying();
   lesson.only = read("only", words(SECTIONS), []);
   lesson.hide = read("hide", words([...PARTS]), []);
-  for (const id of SECTIONS) $(id).classList.toggle("asked", lesson.only.includes(id));
+  for (const id of SECTIONS) $(id).classList.toggle("lone", lesson.only.includes(id));
   for (const id of SECTIONS) $(id).classList.toggle("away", lesson.only.length > 0 && !lesson.only.includes(id));
   showParts();
   for (const e of document.querySelectorAll("nav a")) e.classList.toggle("away", $(e.hash.slice(1)).classList.contains("away"));
