@@ -262,7 +262,7 @@ def test_accuracy_against_steps_and_what_explains_the_first(monkeypatch: pytest.
 def test_activations_and_assignments_are_those_of_the_attacked_capsules() -> None:
     small: dict[str, Any] = {"sizes": (4, 2, 2, 2), "n_train": 8}
     for network, more in (("matrix", small), ("dense", {})):
-        config = attacks.experiment.Config(network=network, seed=103, n_attack=3, **more)
+        config = attacks.experiment.Config(network=network, seed=103, n_attack=3, dtype="float64", **more)
         data = attacks.experiment.make_data(config)
         images, labels = attacks.experiment.attacked_images(config, data)
         state = states_of(attacks.experiment.make_models(config), config)["capsules"]
