@@ -73,13 +73,13 @@ PIXELS = (0.0, 1.0)  # their range
 DENSE: dict[str, Any] = {  # the winners of the searches under attack (docs/method.md)
     "n_epochs": 80, "lr": 1e-3, "weight_decay": 3.0, "cnn_epochs": 320, "cnn_lr": 1.25e-4, "cnn_weight_decay": 3.0,
 }
-OF_CAPSULES = {"cnn_epochs": "n_epochs", "cnn_lr": "lr", "cnn_weight_decay": "weight_decay"}  # followed if given alone
+FOLLOWED = {"cnn_epochs": "n_epochs", "cnn_lr": "lr", "cnn_weight_decay": "weight_decay"}  # if given alone
 
 
 def defaults_of(network: str, **given: Any) -> dict[str, Any]:
     """Those of the network's own script, but for the dense networks' training and the length of the convolutional."""
     if network == "dense":
-        own = {name: value for name, value in DENSE.items() if not {name, OF_CAPSULES.get(name)} & given.keys()}
+        own = {name: value for name, value in DENSE.items() if not {name, FOLLOWED.get(name)} & given.keys()}
         return vars(smallnorb.Config(dataset="shapes", **given, **own))
     n_epochs = given.get("n_epochs", 20)
     return vars(conv.Config(**given)) | {"n_epochs": n_epochs, "cnn_epochs": n_epochs, "standardize": "none"}
@@ -108,7 +108,7 @@ class Config(Settings):
     cnn_epochs: int = setting(None, int_in(1, 100_000), "The same for the CNN.", "20, dense 320, or as --n-epochs")
     batch_size: int = redeclared(conv.Config, "batch_size")
     lr: float = redeclared(conv.Config, "lr", help="Learning rate of the capsules.", shown="0.015, dense 0.001")
-    cnn_lr: float = redeclared(conv.Config, "cnn_lr", None, shown="0.001, dense 0.000125, or as --lr")
+    cnn_lr: float = redeclared(conv.Config, "cnn_lr", None, shown="0.001, dense 0.000125 or as --lr")
     weight_decay: float = redeclared(conv.Config, "weight_decay", None, shown="0, dense 3")
     cnn_weight_decay: float = redeclared(conv.Config, "cnn_weight_decay")
     sizes: tuple[int, int, int, int] = redeclared(conv.Config, "sizes", shown="32,4,4,8")
@@ -433,6 +433,7 @@ def main(argv: Sequence[str]) -> None:
         "Train capsules and a CNN, and attack both by small changes of the images.",
         [
             ("", "Both networks on drawn shapes, all attacks: about 10 minutes."),
+            ("--network dense --n-attack 50", "The dense networks: about 40 seconds."),
             ("--models cnn --epsilons 0.1,0.2", "The CNN alone, two sizes of attack: about 15 seconds."),
         ],
     )
