@@ -92,6 +92,8 @@ def test_planted_faults_are_found(source: str, fault: str | None) -> None:
 def test_the_first_page_prints_what_it_says(capsys: pytest.CaptureFixture[str]) -> None:
     """Its Python runs as it stands, and the block below is its output."""
     source = (ROOT / "README.md").read_text(encoding="utf-8")
+    before_it_runs = source.partition("## Run it\n")[2].partition("<!-- command: run -->")[0]
+    assert all(word in before_it_runs for word in ("Clone this repository", "Python 3.10", "seconds"))
     (code, output), *others = re.findall(r"```python\n(.*?)```\n\n```\n(.*?)```", source, re.DOTALL)
     assert not others
     exec(compile(code, "README.md", "exec"), {})
