@@ -304,12 +304,15 @@ def digits_part(config: Any, states: Mapping[str, Any], data: multimnist.Data, t
     even = multimnist.capsnet_model(dataclasses.replace(config, routing_iters=1))  # the first couplings are all 1 / J
     with Workers(threads) as workers:
         for name in DIGIT_MODELS:
-            before, after = (
-                multimnist.evaluate(models[name], p, data.test, workers) for p in (states[name].params, params[name])
-            )
-            rows += [{"model": name, "metric": key, "before": before[key], "after": after[key]}
-                     for key in ("set_accuracy", "digit_accuracy")]
-            scores[name], _ = multimnist.assess(models[name], params[name], data.test, workers)
+            both = states[name].params, params[name]
+            before, after = (multimnist.evaluate(models[name], p, data.test, workers) for p in both)
+            of_both = [multimnist.assess(models[name], p, data.test, workers)[0] for p in both]
+            answers = [np.sort(multimnist.top_labels(s, 2)) for s in of_both]
+            rows += [{"model": name, "metric": "set_accuracy", "before": before["set_accuracy"],
+                      "after": after["set_accuracy"], "changed": int((answers[0] != answers[1]).any(axis=1).sum())},
+                     {"model": name, "metric": "digit_accuracy", "before": before["digit_accuracy"],
+                      "after": after["digit_accuracy"]}]
+            scores[name] = of_both[1]
         even_accuracy = multimnist.evaluate(even, params["capsnet"], data.test, workers)["set_accuracy"]
         pairs = np.sort(data.test.labels)
         is_right = {name: (np.sort(multimnist.top_labels(s, 2)) == pairs).all(axis=1) for name, s in scores.items()}
@@ -374,9 +377,13 @@ def viewpoint_part(config: Any, states: Mapping[str, Any]) -> Part:
     tensors: Params = {}
     for name in VIEW_MODELS:
         params = states[name].params
-        before, after = (smallnorb.evaluate(models[name], p, data) for p in (params, rounded(params)))
-        rows += [{"model": name, "metric": key, "before": before[key], "after": after[key]}
-                 for key in ("familiar_accuracy", "held_out_accuracy")]
+        both = params, rounded(params)
+        before, after = (smallnorb.evaluate(models[name], p, data) for p in both)
+        for split in ("familiar", "held_out"):
+            images = getattr(data, split).images
+            answers = [smallnorb.predict_scores(models[name], p, images).argmax(axis=1) for p in both]
+            rows.append({"model": name, "metric": (key := f"{split}_accuracy"), "before": before[key],
+                         "after": after[key], "changed": int((answers[0] != answers[1]).sum())})
         tensors |= {f"{name}.{key}": w for key, w in params.items()}
     points, mask = smallnorb.points_of(config)
     registered = RESULTS / smallnorb.EXPERIMENT / f"registered_{config.held_out_angle}s.json"
@@ -485,7 +492,7 @@ def measured_again(about: Mapping[str, Any], weights: str, data_dir: Path | None
         again[name] = {**part.about, "tensors": about[name]["tensors"], "offset": about[name]["offset"],
                        "run": about[name]["run"], "study": about[name]["study"]}
         for row, old in zip(again[name]["accuracies"], about[name]["accuracies"], strict=True):
-            row["before"] = old["before"]
+            row |= {key: old[key] for key in ("before", "changed") if key in old}
     return again
 
 

@@ -587,21 +587,36 @@ def views_right(m: Any, label: int, azimuths: Array, elevation: int) -> list[Arr
     return [view_scores(m, name, m.rounded[name], images).argmax(axis=1) == label for name in explorer.VIEW_MODELS]
 
 
+def sine_share(m: Any, label: int, azimuths: Array, elevation: int) -> float:
+    """The least-squares share of the class pose's variance that a + b cos(azimuth) + c sin(azimuth) explains."""
+    points, n = views.points_of(m.view_config), len(azimuths)
+    images = views.standardized(views.render_voxels(np.full(n, label), azimuths, np.full(n, elevation), None, points))
+    mu = views.make_models(m.view_config)["capsules"].forward(m.rounded["capsules"], images)[1].mu
+    pose, angle = mu[:, label].reshape(n, 16).astype(float), np.deg2rad(azimuths)
+    waves = np.stack([np.ones(n), np.cos(angle), np.sin(angle)], axis=1)
+    left = pose - waves @ np.linalg.lstsq(waves, pose, rcond=None)[0]
+    return 1 - left.var(axis=0).sum() / pose.var(axis=0).sum()
+
+
 def test_the_table_of_accuracies(measured: Any) -> None:
     m, test = measured, measured.data.test
-    expected = []
+    expected, changed = [], []
     for name in explorer.DIGIT_MODELS:
-        before, after = (
-            pairs_right(digit_scores(m, name, p[name], test.images), test.labels) for p in (m.trained, m.rounded)
-        )
+        scores = [digit_scores(m, name, p[name], test.images) for p in (m.trained, m.rounded)]
+        before, after = (pairs_right(s, test.labels) for s in scores)
         expected += [[before[k], after[k]] for k in (0, 1)]
+        sets = [[set(row.argsort()[-2:].tolist()) for row in s] for s in scores]
+        changed += [str(sum(a != b for a, b in zip(*sets, strict=True))), "–"]
     for name in explorer.VIEW_MODELS:
         for split in (m.view_data.familiar, m.view_data.held_out):
-            expected.append([(view_scores(m, name, p[name], split.images).argmax(axis=1) == split.labels).mean()
-                             for p in (m.trained, m.rounded)])
+            answers = [view_scores(m, name, p[name], split.images).argmax(axis=1) for p in (m.trained, m.rounded)]
+            expected.append([(answer == split.labels).mean() for answer in answers])
+            changed.append(str((answers[0] != answers[1]).sum()))
     assert len(np.unique(np.round(expected, 4))) == 16  # or a number in another's place would not be seen
     rows = cells_of(m.driver, "#accuracy")
-    shown = [[percentages(cell)[0] for cell in row[2:]] for row in rows]
+    shown = [[percentages(cell)[0] for cell in row[2:4]] for row in rows]
+    assert [row[4] for row in rows] == changed
+    assert len({*changed}) == 7  # all but the two dashes
     np.testing.assert_allclose(shown, 100 * np.array(expected), atol=0.0051)
     assert [row[0] for row in rows] == ["CapsNet"] * 2 + ["CNN with pooling"] * 2 + ["matrix capsules"] * 2 + [
         "CNN, as many parameters"
@@ -716,6 +731,10 @@ def test_the_answers_of_each_iteration(measured: Any) -> None:
         )
         np.testing.assert_allclose(bars, lengths[t - 1], atol=0.0051)
     assert np.abs(lengths[1] - lengths[4]).max() > 0.02
+    grown, pair = lengths[2] - lengths[0], np.argsort(-lengths[2])[:2]
+    others = np.delete(grown, pair)
+    expected = [*pair, *grown[pair], others.min(), others.max()]  # as the tour says it
+    assert numbers(m.driver.execute_script("return grownText()")) == pytest.approx(expected, abs=0.0051)
     m.driver.execute_script("setRouting(3, false); updateAnswer()")
 
 
@@ -766,6 +785,8 @@ def test_the_held_out_azimuths(measured: Any) -> None:
         expected = [27, right[0][held_out].sum(), right[1][held_out].sum()]
         assert numbers(text) == expected, (text, expected)
         said.append(tuple(expected[1:]))
+        turned = percentages(text_of(m.driver, "pose-turn"))
+        assert turned == pytest.approx([100 * sine_share(m, label, azimuths, elevation), 100], abs=0.51)
         filled = m.driver.execute_script(
             "return view.fields.map((pair) => pair.map((e) => !e.style.stroke.includes('track')))"
         )
@@ -1066,6 +1087,10 @@ def test_a_test_image_loses_one_digit_and_comes_back(page: Any) -> None:
     drawn(page)
     assert page.execute_script("return [drawing.example, $('example').value]") == [1, "1"]
     assert pixels_of(page, "draw") != whole
+    page.find_element("id", "clear").click()
+    assert page.execute_script("return $('example').selectedOptions[0].textContent") == "–"  # it is no test image
+    page.find_element("id", "next-example").click()
+    assert page.execute_script("return drawing.example") == 1  # the one before the drawing
 
 
 def test_the_two_networks_differ_on_the_images_of_the_tray(page: Any) -> None:
@@ -1075,7 +1100,7 @@ def test_the_two_networks_differ_on_the_images_of_the_tray(page: Any) -> None:
         page.execute_script("arguments[0].click()", button)
         assert page.execute_script("return drawing.example") == explorer.N_EXAMPLES + k
         drawn(page)
-        assert ("Both right" in text_of(page, "answer")) == (k % 2 == 0)
+        assert ("oth right" in text_of(page, "answer")) == (k % 2 == 0)
         assert ("Both right" in text_of(page, "cnn-answer")) == (k % 2 == 1)
 
 
@@ -1131,7 +1156,7 @@ def test_a_link_holds_every_setting_and_the_section(page: Any) -> None:
         selectLayer(1); penDown({ x: 90, y: 40 }, "test"); penTo({ x: 90, y: 240 }); penUp(); updateDigits();
         set("iterations", 2); set("azimuth", 251); set("elevation", -7); set("plane-iterations", 4);
         $("even").click(); $("fit").click(); chooseCapsule(6); chooseChild(413); $("big").click();
-        document.querySelectorAll("input[name=object]")[3].click();
+        document.querySelectorAll("input[name=object]")[3].click(); $("how").open = true;
         set("range", "1", "change"); dimensions.offsets[3] = 0.75; updateSliders();
         plane.votes[5] = -1.3; updatePlane(); updateAnswer(); $("em").scrollIntoView();
         return stateText();""")
@@ -1140,10 +1165,10 @@ def test_a_link_holds_every_setting_and_the_section(page: Any) -> None:
         digits.even, $("fit").checked, dimensions.digit, formula.shown, $("type").value, $("range").value,
         $("slider3").value, $("slider-value3").textContent, view.object, view.azimuth, view.elevation, PLANE.iterations,
         plane.votes[5], $("big").checked, sectionInSight(), $("even").checked,
-        document.querySelector("input[name=object]:checked").value, stateText()]"""
+        document.querySelector("input[name=object]:checked").value, DETAILS.filter((id) => $(id).open), stateText()]"""
     before = page.execute_script(shown)
     expected = [1, "1", 2, True, False, 6, 413, "6", "1", "0.75", "+0.75", 3, 251, -7, 4, -1.3, True, "em", True, "3",
-                text]
+                ["how"], text]
     assert before == expected
     opened(page, PAGE, f"#{text}")
     assert page.execute_script(shown) == before
@@ -1165,6 +1190,20 @@ def test_a_link_pasted_into_the_open_page_is_followed(page: Any) -> None:
         time.sleep(0.4)  # longer than the page waits before it writes the address
         assert page.execute_script("return drawing.example") == example
         assert not page.find_element("id", "copied").is_displayed()
+
+
+@pytest.mark.parametrize("size", [(1280, 720), (390, 664)])
+def test_a_link_pasted_while_the_page_scrolls_shows_its_heading(size: tuple[int, int], page: Any) -> None:
+    show_as(page, *size)
+    motion = {"features": [{"name": "prefers-reduced-motion", "value": "no-preference"}]}
+    page.execute_cdp_cmd("Emulation.setEmulatedMedia", motion)
+    for section in ("routing", "dimensions", "viewpoint"):
+        page.execute_script("scrollTo({ top: 0, behavior: 'instant' }); goTo('numbers')")
+        settled(page, lambda: page.execute_script("return scrollY") > 0)  # on its way
+        page.execute_script("location.hash = arguments[0]", f"s={section}")
+        time.sleep(0.4)
+        top = page.execute_script("return $(`${arguments[0]}-title`).getBoundingClientRect().top", section)
+        assert 0 <= top < 30, section
 
 
 @pytest.mark.parametrize(
@@ -1257,6 +1296,13 @@ def test_a_copied_link_names_the_section_of_its_button(size: tuple[int, int], pa
         page.execute_script("dispatchEvent(new Event('pointerdown'))")
         assert not page.find_element("id", "copied").is_displayed()
         assert button.location == top  # nothing under the pen has moved
+    wait = page.execute_async_script("""
+        const done = arguments[0];
+        const own = window.setTimeout;
+        window.setTimeout = (call, ms) => own(call, ms / 20);
+        copyLink("em").then(() => own(() => done([SAID, $("copied").hidden]), SAID / 10))
+            .finally(() => { window.setTimeout = own; });""")
+    assert wait == [8000, True]  # it goes by itself
 
 
 def test_a_link_holds_angles_and_votes_as_they_are_dragged(page: Any) -> None:
@@ -1378,6 +1424,11 @@ def test_the_tour_asks_shows_and_gives_everything_back(size: tuple[int, int], pa
         page.find_element("id", "tour-end").send_keys(Keys.TAB)
         focused = page.execute_script("return document.activeElement.id")
         assert focused.startswith(next_stops[step // 2])
+        if step == 7:  # the lengths that it speaks of
+            plot, left, right = page.execute_script("""
+                const { bottom, left } = $("lengths").getBoundingClientRect();
+                return [bottom, left, $("tour").getBoundingClientRect().right];""")
+            assert right < left or plot <= box[0] + 20, (plot, box)  # on a phone but for its last line
         hidden = page.execute_script("return TOUR[arguments[0]].hidden ?? ''", step // 2)
         for element in page.find_elements("css selector", hidden) if hidden else []:
             assert element.is_displayed() == (step % 2 == 1)  # asked before it is shown

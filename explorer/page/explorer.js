@@ -146,6 +146,7 @@ const drawing = {
   layer: 0, // that the pen draws on
   strokes: [], // { layer, points: [{ x, y }, …] }, in the order in which they were drawn
   example: -1, // the test image that is shown, or -1
+  last: 0, // the test image that was shown last
   kept: [true, true], // the digits of it that are
   past: [], // what Undo goes back to
   pen: null, // while it is down: { id, at, begun }
@@ -167,7 +168,8 @@ function redraw(next) {
     if (drawing.example >= 0 && drawing.kept[k]) showDigit(layer, k);
   });
   for (const { layer, points } of drawing.strokes) points.forEach((to, k) => ink(layer, points[Math.max(0, k - 1)], to));
-  if (drawing.example >= 0) $("example").value = drawing.example;
+  if (drawing.example >= 0) drawing.last = drawing.example;
+  $("example").value = drawing.example < 0 ? "" : drawing.example;
   dimensions.chosen = null;
   dimensions.offsets.fill(0);
   soon(paintDrawing);
@@ -357,9 +359,10 @@ function setUpDrawing() {
     const kept = drawing.kept.map((is, k) => is && k !== drawing.layer);
     change({ strokes: drawing.strokes.filter(({ layer }) => layer !== drawing.layer), kept, example: kept.includes(true) ? drawing.example : -1 });
   });
+  $("example").append(element("option", { value: "", textContent: "–", hidden: true })); // while a drawing is shown
   about.digits.labels.forEach((_, k) => $("example").append(element("option", { value: k, textContent: k + 1 })));
   $("example").addEventListener("change", () => showExample(Number($("example").value)));
-  $("next-example").addEventListener("click", () => showExample((Number($("example").value) + (drawing.example >= 0)) % about.digits.labels.length));
+  $("next-example").addEventListener("click", () => showExample((drawing.last + (drawing.example >= 0)) % about.digits.labels.length));
   $("fit").addEventListener("change", () => afterPaint(updateDigits));
   setUpTray();
 }
@@ -534,7 +537,8 @@ function showBars({ lengths }) {
 function verdictOf(answered, said) {
   if (drawing.example < 0 || drawing.kept.includes(false)) return "";
   const right = about.digits.labels[drawing.example].filter((j) => answered.includes(j)).length;
-  return `${said ? `The two longest are ${answered.join(" and ")}. ` : ""}${["Neither is right.", "One of two is right.", "Both right."][right]}`;
+  const text = ["Neither is right.", "One of two is right.", "Both right."][right];
+  return said ? `The two longest count, ${answered.join(" and ")}: ${text.toLowerCase()}` : text;
 }
 
 function showWhy() {
@@ -547,7 +551,7 @@ function showWhy() {
   if (drawing.example >= 0) text.append(`The test image was made of ${labels[drawing.example].map((j) => `${article(j)} ${j}`).join(" and ")}. `);
   text.append(digits.reasons.length
     ? `The capsules find no digit: ${digits.reasons.join(", and ")}. The longest are ${digits.named.join(" and ")}.`
-    : `${article(b) === "a" ? "A" : "An"} ${b} as second digit explains ${share} of what the first leaves: ${digits.found.length === 2 ? "at least" : "less than"} ${asked}.`);
+    : `The second redrawn digit, ${article(b)} ${b}, removes ${share} of the squared error that the first leaves. ${digits.found.length === 2 ? "It is found, as it removes at least" : "It is not found, as it removes less than"} ${asked}.`);
 }
 
 // What would be answered with couplings that are all a tenth.
@@ -561,8 +565,7 @@ function showEven() {
     text.append(`Routed, iteration ${digits.iteration}: `, bold(answerOf(last)), ". With even couplings: ", bold(answerOf(first)), ". ");
   }
   const [routedPart, evenPart] = apart(row.after, about.digits.evenAccuracy);
-  text.append(`On ${thousands(about.digits.nTest)} test images this network classifies both digits correctly in ${routedPart} with routing, and in ${evenPart} with even couplings. The two longest capsules count, however short they are.${
-    Math.abs(row.after - about.digits.evenAccuracy) < 0.01 ? " So routing hardly changes how often both are right." : ""}`);
+  text.append(`On ${thousands(about.digits.nTest)} test images this network classifies both digits correctly in ${routedPart} with routing, and in ${evenPart} with even couplings. The two longest capsules count, however short they are.`);
 }
 
 // The ten votes of one small capsule, and what the iteration that is shown makes of them.
@@ -675,7 +678,7 @@ function showWalk() {
   path($("place"), at, [[0, 0], parent], { class: "walk", style: "stroke:var(--text);stroke-width:5" });
   shown.forEach((end) => path($("place"), at, [[0, 0], end], { class: "walk", style: `stroke:${colour}` }));
   arrows(digits.result.iterations[0]).forEach((end) => path($("place"), at, [[0, 0], end], { class: "edge", "stroke-dasharray": "3 3" }));
-  $("place-text").textContent = `The ${types} votes for ${j} from row ${Math.floor(place / side) + 1}, column ${(place % side) + 1}, each times ten times its coupling. Dotted: with even couplings. A vote that points along the capsule v (black) grows over the iterations; one against it shrinks.`;
+  $("place-text").textContent = `The votes for ${j} of the ${types} small capsules at one place, row ${Math.floor(place / side) + 1}, column ${(place % side) + 1}. An arrow is a vote times ten times its coupling: even couplings, a tenth, leave it as it is (dotted). A vote that points along the capsule v (black) grows over the iterations; one against it shrinks.`;
   $("walk-digit").value = j;
 }
 
@@ -797,12 +800,12 @@ function showCouplings({ c }) {
     text.append(bold("Couplings. "), digits.even ? "All are held at 0.100." : "In the first iteration all are 0.100, a tenth for each class: no small capsule prefers a digit.");
     return;
   }
-  text.append(bold("Couplings "), "of the small capsules, most of them (nine in ten): to ");
+  text.append(bold("Couplings. "), "Nine in ten small capsules are coupled ");
   digits.named.forEach((j, n) => {
     const [low, high] = couplingRange(c, j);
-    text.append(n ? ", to " : "", swatch(digits.colour[n]), bold(j), ` from ${low} to ${high}`);
+    text.append(n ? ", and " : "", "to ", swatch(digits.colour[n]), bold(j), ` by ${low} to ${high}`);
   });
-  text.append(". In the first iteration all are 0.100.");
+  text.append(". In the first iteration every coupling is 0.100.");
 }
 
 function setRouting(iteration, even) {
@@ -1065,6 +1068,26 @@ function showPose(mu) {
   });
 }
 
+// The share of the pose's variance over a full turn that a sine of the azimuth explains: all of it for a matrix that is
+// multiplied by the object's rotation, whose entries are a + b cos(azimuth) + c sin(azimuth).
+function shareOfTurn(poses) {
+  let [ofSine, all] = [0, 0];
+  for (let entry = 0; entry < 16; entry++) {
+    const mean = poses.reduce((sum, pose) => sum + pose[entry], 0) / poses.length;
+    let [cos, sin] = [0, 0];
+    poses.forEach((pose, k) => {
+      const angle = (2 * Math.PI * k) / poses.length;
+      cos += (pose[entry] - mean) * Math.cos(angle);
+      sin += (pose[entry] - mean) * Math.sin(angle);
+      all += (pose[entry] - mean) ** 2;
+    });
+    ofSine += (2 / poses.length) * (cos ** 2 + sin ** 2);
+  }
+  return ofSine / all;
+}
+const turnText = (poses) => (poses.flat().every((entry) => Math.abs(entry) < POSE_ZERO) ? ""
+  : `Over a full turn at this elevation, sines of the azimuth explain ${percent(shareOfTurn(poses), 0)} of the variance of these numbers. If the pose rotated with the object, that would be 100\u00a0%.`);
+
 // The ring: azimuth 0 above, clockwise. Outside the ranges, inside a field every five degrees for each network.
 const CENTRE = { x: 220, y: 145 };
 function onRing(radius, azimuth) {
@@ -1122,6 +1145,7 @@ function showHand() {
 function updateRing() {
   const job = ++view.ringJob;
   const right = [0, 0];
+  const poses = [];
   let [k, nHeldOut] = [0, 0];
   const next = () => {
     if (job !== view.ringJob) return; // a newer one has begun
@@ -1130,6 +1154,7 @@ function updateRing() {
       const { capsules, cnn } = answersAt(azimuth);
       const unseen = part.heldOut === "azimuth" && inRange(azimuth, part.testAzimuths);
       nHeldOut += unseen;
+      poses.push(poseOf(capsules.mu));
       [capsules.scores, cnn].forEach((scores, n) => {
         const isRight = best(scores) === view.object;
         right[n] += unseen && isRight;
@@ -1140,6 +1165,7 @@ function updateRing() {
       setTimeout(next);
       return;
     }
+    $("pose-turn").textContent = turnText(poses);
     if (nHeldOut) $("ring-count").textContent = `Of ${nHeldOut} held-out azimuths the capsules classify ${right[0]} correctly, the CNN ${right[1]}.`;
   };
   clearTimeout(view.ringTimer);
@@ -1215,8 +1241,8 @@ function showNumbers() {
   const names = { capsnet: "CapsNet", cnn_pool: "CNN with pooling", capsules: "matrix capsules", cnn_matched: "CNN, as many parameters" };
   const tests = { set_accuracy: "images of two digits: both are right", digit_accuracy: "the digits of these images, each one alone",
     familiar_accuracy: "views of the training range", held_out_accuracy: "held-out views" };
-  for (const { model, metric, before, after } of [...about.digits.accuracies, ...part.accuracies]) {
-    $("accuracy").tBodies[0].append(element("tr", {}, ...[names[model], tests[metric], percent(before, 2), percent(after, 2)].map(
+  for (const { model, metric, before, after, changed } of [...about.digits.accuracies, ...part.accuracies]) {
+    $("accuracy").tBodies[0].append(element("tr", {}, ...[names[model], tests[metric], percent(before, 2), percent(after, 2), changed ?? "–"].map(
       (text) => element("td", { textContent: text }))));
   }
   const { nTest, naming } = about.digits;
@@ -1358,9 +1384,10 @@ const VERSION = 2;
 const LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
 const SECTIONS = [...document.querySelectorAll("section")].map(({ id }) => id);
 const PARTS = new Set([...document.querySelectorAll("[data-part]")].flatMap((e) => e.dataset.part.split(" ")));
+const DETAILS = [...document.querySelectorAll("details")].map(({ id }) => id); // explanations that open
 const lesson = { only: [], hide: [] }; // sections and parts, by name
 const hides = (part) => lesson.hide.includes(part);
-const link = { damaged: false, timer: 0, copied: null }; // copied: the section whose link was copied, until the page is scrolled
+const link = { damaged: false, timer: 0, shown: 0, copied: null }; // copied: the section whose link was copied, until the page is scrolled
 
 function drawingText() {
   const letters = (x) => LETTERS[stepOf(x) >> 6] + LETTERS[stepOf(x) & 63];
@@ -1398,6 +1425,7 @@ function stateText() {
     n: dimensions.offsets.some(Boolean) && !dimensions.playing ? [...dimensions.offsets].map((x) => Math.round(100 * x)).join(",") : "",
     o: view.object, a: view.azimuth, h: view.elevation, r: PLANE.iterations,
     p: plane.votes.map((x) => Math.round(100 * x) / 10).join(","), big: Number($("big").checked), only: lesson.only.join(","), hide: lesson.hide.join(","),
+    w: DETAILS.filter((id) => $(id).open).join(","),
   };
   if (drawing.example >= 0) Object.assign(state, { x: drawing.example + 1, m: drawing.kept.map(Number).join("") });
   else state.d = drawingText();
@@ -1447,6 +1475,8 @@ function restore(text = location.hash.slice(1)) {
   for (const id of SECTIONS) $(id).classList.toggle("away", lesson.only.length > 0 && !lesson.only.includes(id));
   showParts();
   for (const e of document.querySelectorAll("nav a")) e.classList.toggle("away", $(e.hash.slice(1)).classList.contains("away"));
+  const opened = read("w", words(DETAILS), []);
+  for (const id of DETAILS) $(id).open = opened.includes(id);
   $("big").checked = read("big", whole(0, 1), 0) === 1;
   setType();
   selectLayer(read("c", whole(0, 1), 0));
@@ -1479,7 +1509,10 @@ function restore(text = location.hash.slice(1)) {
     ? "This link is of another version of this page, which cannot read it. The page is shown as it opens."
     : `This link is damaged or incomplete.${["d", "x", "m"].some((key) => wrong.includes(key)) ? " Its image cannot be read." : ""}${wrong.includes("only") ? ` “only” takes ${SECTIONS.join(", ")}.` : ""} What could be read is shown.`;
   if (link.damaged) scrollTo(0, 0); // where this is said
-  else if (section) goTo(section, "instant");
+  else if (section) {
+    goTo(section, "instant");
+    afterPaint(() => scrollToSection(section, "instant")); // where the page was still scrolling
+  }
 }
 
 function setType() {
@@ -1499,10 +1532,12 @@ function choiceOf(id) {
 // To a section: its heading in sight, and the next Tab begins there. What is chosen in the section is in sight too, and
 // the heading where both find room.
 function goTo(id, behavior = "auto") {
-  const heading = $(`${id}-title`);
-  (id === SECTIONS[0] ? document.body : heading).scrollIntoView({ behavior });
+  scrollToSection(id, behavior);
+  $(`${id}-title`).focus({ preventScroll: true });
+}
+function scrollToSection(id, behavior) {
+  (id === SECTIONS[0] ? document.body : $(`${id}-title`)).scrollIntoView({ behavior });
   if (behavior === "instant") choiceOf(id)?.scrollIntoView({ behavior, block: "nearest" });
-  heading.focus({ preventScroll: true });
 }
 
 function setUpLink() {
@@ -1522,13 +1557,17 @@ function setUpLink() {
   addEventListener("hashchange", ({ newURL }) => restore(new URL(newURL).hash.slice(1)));
   for (const type of ["pointerdown", "keydown"]) addEventListener(type, () => { link.damaged = false; $("copied").hidden = true; }, true);
   for (const type of ["input", "click", "pointerup", "keyup", "scroll"]) addEventListener(type, rememberSoon);
+  for (const id of DETAILS) $(id).addEventListener("toggle", rememberSoon);
   $("big").addEventListener("change", setType);
   $("section-names").textContent = SECTIONS.join(", ");
   $("part-names").textContent = [...PARTS].join(", ");
 }
 
+const SAID = 8000; // ms that the line about a copied link stays
 async function copyLink(id) {
   link.copied = id;
+  clearTimeout(link.shown);
+  link.shown = setTimeout(() => { $("copied").hidden = true; }, SAID);
   history.replaceState(null, "", `#${stateText()}`);
   const holds = `The link holds ${drawing.example < 0 ? "your drawing" : "this test image"}, every setting and the section “${$(`${id}-title`).textContent}”.`;
   const elsewhere = location.protocol === "file:" ? " Your page is a file: others put the part from # behind the address of their own copy." : "";
@@ -1545,20 +1584,20 @@ async function copyLink(id) {
 // ------------------------------------------------------------------------------------------------------ 7. the tour
 
 // Of each step: what it speaks of; the control that Tab comes to next, if it is another; what a question hides until it is
-// answered; what is done before the question, and before the answer.
+// answered; what is done before the question, and before the answer; on which side the box stands, if not on the right.
 const TOUR = [
   { about: "draw", hidden: "#answer, #cnn-answer, .bar, #recons figure", before: () => showExample(about.digits.nExamples),
     question: "This image holds two digits, one over the other. Which two do you see?",
     answer: () => `${$("answer").textContent} A capsule is a small group of numbers for one thing. Its length says whether the thing is there.` },
   { about: "bars", next: "bar0", hidden: "#cnn-answer, .bar .thin", before: () => showExample(about.digits.nExamples),
     question: "A plain CNN looks at the same image. Will it classify both digits correctly, as the capsules do?",
-    answer: "No. The thin bars are its answer. Of other images only the CNN classifies both digits correctly." },
+    answer: "No: the thin bars are its probabilities, and the two highest are not both right. On other images it is the CNN alone that is right: see “Where the two differ” below." },
   { about: "recons", next: "next-example", hidden: "#recons figure",
     question: "From sixteen numbers a capsule can redraw its digit. Will each redrawn image hold one digit or both?",
     answer: "One each, in the colours of the digits. “Next” shows another test image." },
-  { about: "iterations", before: () => setRouting(1, false), reveal: () => setRouting(about.digits.config.iterations, false),
+  { about: "iterations", place: "left", before: () => setRouting(1, false), reveal: () => setRouting(about.digits.config.iterations, false),
     question: "Small capsules vote for the digits. What happens when votes that agree count more?",
-    answer: "The capsules whose votes agree become longer. Move the slider, and watch the lengths below." },
+    answer: grownText },
   { about: "sliders",
     question: "Sixteen numbers describe a digit. What will one of them change?",
     answer: "The name beside each slider was measured. Move the upper ones: they change most." },
@@ -1567,8 +1606,17 @@ const TOUR = [
     answer: "Parent A: after three iterations three of the four children are assigned to it. The slider shows each iteration." },
   { about: "view", hidden: "#verdict, #viewpoint .small-bars, #ring, #ring-text",
     question: "An object from a side that neither network has seen. Which network classifies it correctly?",
-    answer: "See the sentence beside the object. The ring shows all sides. The text below says what holds over many sets of objects." },
+    answer: "The sentence beside the object says which. The ring shows all its sides, the text below the means over many sets." },
 ];
+
+// What the iterations have done to the lengths.
+function grownText() {
+  const [first, last] = [1, about.digits.config.iterations].map((t) => digits.result.iterations[t - 1].lengths);
+  const grown = (j) => last[j] - first[j];
+  const pair = longest({ lengths: last });
+  const others = classes.filter((j) => !pair.includes(j)).map(grown);
+  return `The two longest capsules, ${pair.join(" and ")}, have changed by ${pair.map((j) => signed(grown(j))).join(" and ")}. The other eight have changed by ${signed(Math.min(...others))} to ${signed(Math.max(...others))}. Move the slider, and watch the lengths.`;
+}
 
 function setUpTour() {
   const tour = $("tour");
@@ -1580,9 +1628,10 @@ function setUpTour() {
   };
   const show = (next) => {
     step = next;
-    const { about: what, next: control, hidden, question, answer, before: ask, reveal } = TOUR[step >> 1];
+    const { about: what, next: control, hidden, question, answer, before: ask, reveal, place = "" } = TOUR[step >> 1];
     const isAnswer = step % 2 === 1;
     clear();
+    document.documentElement.dataset.tour = place;
     if (!isAnswer && hidden) for (const e of document.querySelectorAll(hidden)) e.classList.add("asked");
     (isAnswer ? reveal : ask)?.();
     const shown = what === "sliders" ? $("sliders").firstElementChild : $(what); // its first row
@@ -1610,7 +1659,6 @@ function setUpTour() {
     past = drawing.past;
     if (lesson.only.length) restore(before.replace(/^v=\d+&|&only=[^&]*|&z=.*/g, "")); // it shows every section
     tour.hidden = false;
-    document.documentElement.toggleAttribute("data-tour", true);
     show(0);
   });
   $("tour-next").addEventListener("click", () => (step + 1 < 2 * TOUR.length ? show(step + 1) : end()));
