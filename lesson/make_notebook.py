@@ -33,6 +33,11 @@ class Cell(NamedTuple):
     is_folded: bool = False
     output: str = ""  # what the page says that the code prints
 
+    @property
+    def needs_torch(self) -> bool:
+        """Whether it is left to those who have PyTorch: a notebook shows it as text."""
+        return self.is_code and "import torch" in self.source
+
 
 def cells(page: Path = PAGE) -> list[Cell]:
     """The text and the code of a page in its order."""
@@ -63,11 +68,11 @@ def notebook(folder: Path) -> dict[str, Any]:
     def parts() -> Iterator[dict[str, Any]]:
         for k, cell in enumerate(cells()):
             part = {"id": f"cell-{k}", "source": cell.source, "metadata": {}}
-            if cell.is_code:
+            if cell.is_code and not cell.needs_torch:
                 outputs = [{"output_type": "stream", "name": "stdout", "text": cell.output}] if cell.output else []
                 hidden = {"jupyter": {"source_hidden": True}} if cell.is_folded else {}
                 yield part | {"cell_type": "code", "execution_count": None, "outputs": outputs, "metadata": hidden}
-            elif source := as_shown(cell.source, folder):
+            elif source := f"```python\n{cell.source}\n```" if cell.is_code else as_shown(cell.source, folder):
                 yield part | {"cell_type": "markdown", "source": source}
 
     kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
@@ -75,8 +80,9 @@ def notebook(folder: Path) -> dict[str, Any]:
 
 
 def program() -> str:
-    """The code of the page; its headings are comments."""
-    parts = (c.source if c.is_code else "\n".join(re.findall(r"^#+ .*", c.source, re.MULTILINE)) for c in cells())
+    """The code of the page but for PyTorch; its headings are comments."""
+    parts = (c.source if c.is_code else "\n".join(re.findall(r"^#+ .*", c.source, re.MULTILINE))
+             for c in cells() if not c.needs_torch)
     return "\n\n\n".join(filter(None, parts)) + "\n"
 
 

@@ -262,6 +262,8 @@ def test_pytorch_beside_the_numpy_gives_the_same() -> None:
     def of_loss(dloss: Array, out: Any) -> tuple[Array]:
         return (dloss * out[1],)
 
+    batch = draw.normal(size=(2, I, J, D))
+    in_both("dynamic_routing", {"u_hat": batch}, lambda dv, out: (p.dynamic_routing_backward(dv, batch, out[1]),), 3)
     in_both("margin_loss", {"v": draw.normal(size=(10, 3)) * 0.4}, of_loss, np.eye(10)[3] + np.eye(10)[5])
     in_both("spread_loss", {"a": draw.uniform(size=5)}, of_loss, 2, 0.9)
     in_both("cross_entropy", {"score": draw.normal(size=5)}, of_loss, 2)

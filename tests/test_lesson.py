@@ -16,7 +16,7 @@ import pytest
 from explorer.make_explorer import TEMPLATE
 from helpers import ROOT, failure, usage_error
 from lesson import make_notebook, solutions, visualize_how_capsules_work as pictures
-from lesson.make_notebook import PAGE, cells
+from lesson.make_notebook import PAGE, cells, run_page
 from test_pages import faults
 
 TEXT = PAGE.read_text(encoding="utf-8")
@@ -67,8 +67,39 @@ def test_the_notebook_runs_cell_by_cell_and_prints_what_the_page_says(
 def test_the_program_is_the_code_of_the_page(tmp_path: Path) -> None:
     path = tmp_path / "my_lesson.py"
     assert make_notebook.main([str(path)]) == 0
-    code = "\n".join(cell.source for cell in cells() if cell.is_code)
+    code = "\n".join(cell.source for cell in cells() if cell.is_code and not cell.needs_torch)
     assert ast.dump(ast.parse(path.read_text(encoding="utf-8"))) == ast.dump(ast.parse(code))
+
+
+def test_the_same_network_in_pytorch(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """It runs after the rest of the page, gives no name a second meaning, and learns as the network in numpy does."""
+    torch = pytest.importorskip("torch")
+    monkeypatch.delenv("MNIST_DIR", raising=False)
+    names = run_page(n_steps=20)
+    (cell,) = [cell for cell in cells() if cell.needs_torch]
+    before = {name: value for name, value in names.items() if callable(value) or name in ("params", "test_images")}
+    capsys.readouterr()
+    exec(compile(cell.source, str(PAGE), "exec"), names)
+    assert {name: names[name] for name in before} == before
+    difference, right = capsys.readouterr().out.splitlines()
+    assert float(difference.rpartition(" ")[2]) < 1e-12
+    assert float(right.partition("%")[0]) > 20  # twenty steps do better than guessing
+    # One step from the same parameters.
+    labels = names["train_labels"][:8]
+    params = {name: torch.tensor(p, requires_grad=True) for name, p in names["params"].items()}
+    v = names["forward_torch"](params, names["train_images"][:8])
+    loss = names["margin_loss_torch"](v, torch.tensor(np.eye(10)[labels])) / 8
+    loss.backward()
+    expected, grads = names["loss_and_grads"](names["params"], names["train_images"][:8], labels)
+    np.testing.assert_allclose(loss.item(), expected, rtol=1e-10)
+    optimizer = torch.optim.AdamW(params.values(), lr=0.02, betas=(0.9, 0.99), weight_decay=0.01)
+    optimizer.step()
+    moved = {name: p.copy() for name, p in names["params"].items()}
+    zeros = [{name: np.zeros_like(p) for name, p in moved.items()} for _ in range(2)]
+    names["adamw_step"](moved, grads, *zeros, 1, 0.02)
+    for name, p in params.items():
+        np.testing.assert_allclose(p.grad.numpy(), grads[name], rtol=1e-8, atol=1e-14)
+        np.testing.assert_allclose(p.detach().numpy(), moved[name], rtol=1e-6, atol=1e-9)
 
 
 def test_one_function_has_one_text() -> None:
@@ -80,7 +111,7 @@ def test_one_function_has_one_text() -> None:
     pages = [PAGE, ROOT / "docs" / "capsule_reference.md"]
     lesson, reference = (functions("\n\n\n".join(c.source for c in cells(page) if c.is_code)) for page in pages)
     ours = functions(Path(solutions.__file__).read_text(encoding="utf-8"))
-    assert len(shared := lesson.keys() & reference.keys()) == 7
+    assert len(shared := lesson.keys() & reference.keys()) == 10
     assert {name: lesson[name] for name in shared} == {name: reference[name] for name in shared}
     assert ours.keys() - reference.keys() == {"network"}
     del ours["network"]
