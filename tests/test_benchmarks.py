@@ -14,10 +14,12 @@ import numpy as np
 import pytest
 
 import multimnist_capsnet as m
+import smallnorb_novel_viewpoint as views
 from benchmarks import (
     __main__ as program, conv_matrix_capsules, figure, measure, multimnist as benchmark, scaling, smallnorb,
 )
 from figure_checks import check_held, drawn
+from more import conv_matrix_capsules as conv
 from recorded import check
 from smallnorb_novel_viewpoint import init_state
 from support.experiment import parse_flags
@@ -128,7 +130,8 @@ def ours(network: str) -> tuple[Any, ...]:
     config, _, batch = module.problem(3)
     config = dataclasses.replace(config, dtype="float64")
     data: Any = [x.astype(float) if x.dtype.kind == "f" else x for x in batch]
-    model: Any = m.capsnet_model(config) if module is benchmark else module.experiment.make_models(config)["capsules"]
+    models: Any = {"smallnorb": views, "matrix_capsules": conv, "multimnist": m}[network].make_models(config)
+    model = models["capsnet" if network == "multimnist" else "capsules"]
     params = {key: p + 0.1 * rng.standard_normal(p.shape) for key, p in init_state(model, config).params.items()}
     if network == "smallnorb":
         scores, cache = model.forward(params, data[0])
@@ -137,7 +140,7 @@ def ours(network: str) -> tuple[Any, ...]:
     if network == "multimnist":
         losses, grads = model.loss_and_grads(params, data := m.Batch(*data), 3)
     else:
-        losses, grads = module.experiment.loss_and_grads(model, 0.0, params, module.experiment.Examples(*data), 3)
+        losses, grads = conv.loss_and_grads(model, 0.0, params, conv.Examples(*data), 3)
     return config, params, data, losses["train_loss"], grads
 
 
