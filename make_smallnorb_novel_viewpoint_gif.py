@@ -61,7 +61,8 @@ def make_sweep(config: Config, data: Data, n_frames: int) -> Sweep:
 
 
 class Recorder:
-    """A callback that keeps the bars of the sweep (J, F, J) after the given epochs, by model and epoch."""
+    """A callback that keeps the bars of the sweep (J, F, J) after the given epochs, by model and epoch. A model with
+    fewer epochs keeps those of its last one."""
 
     def __init__(self, config: Config, data: Data, sweep: Sweep, epochs: list[int]) -> None:
         self.config, self.sweep, self.epochs = config, sweep, epochs
@@ -70,12 +71,14 @@ class Recorder:
         self.bars: dict[tuple[str, int], Array] = {}
 
     def __call__(self, state: TrainState, epoch_ended: bool) -> None:
-        epoch = state.step // self.steps_per_epoch
-        if epoch_ended and state.name in SHOWN and epoch in self.epochs:
+        epoch, last = state.step // self.steps_per_epoch, smallnorb.of_model(state.name, self.config)[0]
+        shown = [e for e in self.epochs if min(e, last) == epoch]
+        if epoch_ended and state.name in SHOWN and shown:
             scores = smallnorb.predict_scores(self.models[state.name], state.params, self.sweep.views.images)
             activations = state.name == "capsules" and self.config.loss == "spread"  # lie between 0 and 1
             n = smallnorb.N_CLASSES
-            self.bars[state.name, epoch] = (scores if activations else softmax(scores)).reshape(n, -1, n)
+            bars = (scores if activations else softmax(scores)).reshape(n, -1, n)
+            self.bars |= {(state.name, e): bars for e in shown}
 
 
 def add_dial(ax: Any, config: Config) -> tuple[Any, Any]:
@@ -111,6 +114,11 @@ def where_is(config: Config, degrees: float) -> tuple[str, str]:
         if smallnorb.in_range(degrees, getattr(config, f"{part}_{config.held_out_angle}s")):
             return word, colour
     return "between", GREY
+
+
+def longest(config: Config) -> int:
+    """Epochs of the longest training that is shown."""
+    return max(smallnorb.of_model(model, config)[0] for model in SHOWN)
 
 
 def make_scene(recorder: Recorder, states: Mapping[str, TrainState]) -> tuple[Figure, Callable[[int, int], None]]:
@@ -149,11 +157,12 @@ def make_scene(recorder: Recorder, states: Mapping[str, TrainState]) -> tuple[Fi
     if figures.half_turn_line(curve, config):
         name_line(curve, "cross, T, frame alone", figures.HALF_TURN, side="right", below=True)
     curve.set_title("held-out accuracy")
-    epoch_axis(curve, config.n_epochs, max(0.4, 0.03 * config.n_epochs))
+    n_epochs = longest(config)
+    epoch_axis(curve, n_epochs, max(0.4, 0.03 * n_epochs))
     lines = {model: curve.plot([], [], **model_line(MODELS[model], animated=True))[0] for model in SHOWN}
 
     def update(epoch: int, f: int) -> None:
-        title.set_text(f"Answers after epoch {epoch} of {config.n_epochs}")
+        title.set_text(f"Answers after epoch {epoch} of {n_epochs}")
         for k, picture in enumerate(pictures):
             picture.set_data(grey_levels(images[k, f]))
         for (model, k), patches in bars.items():
@@ -178,7 +187,7 @@ def make_scene(recorder: Recorder, states: Mapping[str, TrainState]) -> tuple[Fi
 @dataclasses.dataclass(frozen=True)
 class Options(AnimationOptions):
     out: Path = setting(Path(f"{smallnorb.EXPERIMENT}.gif"), OUTPUT, "File of the animation.", usual=True)
-    snapshots: int = setting(3, int_in(1, MAX_FRAMES), "Show a turn after each of N epochs, at most --n-epochs.")
+    snapshots: int = setting(3, int_in(1, MAX_FRAMES), "Show a turn after each of N epochs.")
     sweep_frames: int = setting(36, int_in(1, MAX_FRAMES), "Show N viewpoints in a turn.", usual=True)
 
 
@@ -194,8 +203,9 @@ def main(argv: Sequence[str]) -> None:
         ],
     )
     require_writable(options.out)
-    snapshots = min(options.snapshots, config.n_epochs)
-    epochs = [round(config.n_epochs * (k + 1) / snapshots) for k in range(snapshots)]  # the last one among them
+    n_epochs = longest(config)
+    snapshots = min(options.snapshots, n_epochs)
+    epochs = [round(n_epochs * (k + 1) / snapshots) for k in range(snapshots)]  # the last one among them
     with blas_threads(options.threads):
         data = smallnorb.make_data(config)
         recorder = Recorder(config, data, make_sweep(config, data, options.sweep_frames), epochs)

@@ -985,6 +985,13 @@ def parse(
         print(parser.format_help().rstrip(), flush=True)
         raise SystemExit(0)
     made = [declared(**{name: given[name] for name in settings_of(declared) if name in given}) for declared in both]
+    files: dict[str, tuple[str, Kind]] = {}  # by path
+    for one in made:
+        for name, it in settings_of(one).items():
+            if it.kind.metavar == "FILE" and (path := getattr(one, name)):
+                other, kind = files.setdefault(os.path.realpath(path), (name, it.kind))
+                if other != name and any(k is OUTPUT for k in (kind, it.kind)):
+                    raise SettingError(name, f"is the same file as that of {flag_of(other)}")
     return made[0], made[1], given
 
 
@@ -1221,8 +1228,6 @@ class RunOptions(Settings):
     def check(self) -> None:
         if self.resume and self.checkpoint is None:
             raise SettingError("resume", "needs --checkpoint FILE")
-        if self.out_json and self.checkpoint and os.path.realpath(self.out_json) == os.path.realpath(self.checkpoint):
-            raise SettingError("checkpoint", "is the same file as that of --out-json")
         if self.threads > 1 and not HAS_FAST:
             raise SettingError("threads", "more than one need the folder fast/ beside the script")
 

@@ -38,6 +38,8 @@ def compare(builds: dict[str, tuple[Build, dict[str, Any]]], repetitions: int) -
             steps[name] = build(**arguments)
             steps[name]()
         except Exception as error:  # torch.compile fails in many ways where there is no compiler
+            if name == OURS:
+                raise
             steps.pop(name, None)
             print_message(f"{name} is left out: {type(error).__name__}")
     seconds = interleave(steps, repetitions)

@@ -154,7 +154,7 @@ def loose_intervals(text: str, document: Json) -> list[str]:
     """The intervals in the sentences of a page, such as (+1.2 to +2.9, 10 seeds), that are those of no condition of the
     claims. One without signs says by how much something is ahead or behind."""
     every = (*document["registered"], *document["claims"])
-    conditions = [c for claim in every for c in claim["conditions"] if "low" in c]
+    conditions = [c for claim in every for c in claim["conditions"] if c.get("low") is not None]
     found = []
     for written in INTERVAL.finditer(" ".join(ROW.sub("", NO_SENTENCE.sub("", text)).split())):
         sign, low, decimals, other_sign, high, n = written.groups()

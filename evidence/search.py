@@ -16,6 +16,7 @@ on.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import json
@@ -117,26 +118,29 @@ def training_of(config: Config, chosen: Setting, seed: int) -> tuple[Any, Any, s
 
 
 def run_once(config: Config, chosen: Setting, seed: int) -> dict[int, dict[str, float]]:
-    """Accuracies after each length that one training gives; a fifth, as by guessing, where it does not stay finite."""
-    (module, asked, name), epochs, params = training_of(config, chosen, seed), chosen[2], dict[int, Any]()
+    """Accuracies after each length that one training gives; a fifth, as by guessing, from where it is not finite."""
+    (module, asked, name), epochs = training_of(config, chosen, seed), chosen[2]
+    history: dict[str, list[float]] = {}
+    params: dict[int, Any] = {}
     lengths = sorted({epochs, *(k for k in LENGTHS if k < epochs)}) if config.any_length else [epochs]
     familiar = "familiar_accuracy" if config.condition != "attacks" or config.network == "dense" else "accuracy"
 
     def keep(state: Any, epoch_ended: bool) -> None:
+        history.update(state.history)
         if epoch_ended and (n := len(state.history.get(familiar, ()))) in lengths:
             params[n] = {key: p.copy() for key, p in state.params.items()}
 
     data = module.make_data(asked)
-    try:
-        history = module.train_all(asked, data, names=(name,), callback=keep)[name].history
-    except UserError:
-        return {length: {"familiar": 0.2, config.metric: 0.2} for length in lengths}
-    if config.condition == "attacks":
-        values = [attacked_accuracy(asked, name, params[length], data) for length in lengths]
-    else:
-        values = [history["held_out_accuracy"][length - 1] for length in lengths]
-    return {length: {"familiar": round(history[familiar][length - 1], 5), config.metric: round(value, 5)}
-            for length, value in zip(lengths, values, strict=True)}
+    with contextlib.suppress(UserError):
+        module.train_all(asked, data, names=(name,), callback=keep)
+
+    def value(length: int) -> float:
+        if config.condition == "attacks":
+            return attacked_accuracy(asked, name, params[length], data)
+        return history["held_out_accuracy"][length - 1]
+
+    return {length: {"familiar": round(history[familiar][length - 1], 5), config.metric: round(value(length), 5)}
+            if length in params else {"familiar": 0.2, config.metric: 0.2} for length in lengths}
 
 
 def attacked_accuracy(asked: capsule_attacks.Config, name: str, params: Any, data: Any) -> float:

@@ -352,8 +352,8 @@ def opening(config: Any, params: Mapping[str, Params]) -> dict[str, int]:
     For each object and for elevations in steps of 10 degrees, the held-out azimuths of the ring are counted that a
     network classifies correctly. The azimuth is the middle one of those that the better network alone does.
     """
-    low, high = config.test_azimuths
-    azimuths = np.array([azimuth for azimuth in range(0, 360, RING_STEP) if low <= azimuth <= high])
+    azimuths = np.arange(0, 360, RING_STEP)
+    azimuths = azimuths[smallnorb.in_range(azimuths, config.test_azimuths)]
     models, objects, found = smallnorb.make_models(config), smallnorb.points_of(config), []
     for label in range(smallnorb.N_CLASSES):
         for elevation in range(math.ceil(config.test_elevations[0]), math.floor(config.test_elevations[1]) + 1, 10):

@@ -241,7 +241,7 @@ def norb_halves(n_val: int | None) -> tuple[smallnorb.Half, smallnorb.Half]:
 
 
 def make_views(config: Config) -> Sequence[smallnorb.Split]:
-    """Training, test and held-out sets; without --hold-out viewpoints, the two halves of smallNORB."""
+    """Training, test and held-out sets; without --held-out viewpoints, the two halves of smallNORB."""
     halves = norb_halves(config.n_val_objects)
     if config.has_held_out:
         return smallnorb.make_data(config) if config.is_rendered else smallnorb.load_smallnorb(config, halves)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import html
+import importlib
+import io
 import itertools
 import re
 import shlex
@@ -19,6 +23,7 @@ import visualize_multimnist_capsnet
 from evidence.report import read_result
 from helpers import ROOT
 from more import visualize_capsule_attacks, visualize_conv_matrix_capsules
+from support.experiment import script_path
 from support.statistics import read_comparison
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -98,6 +103,36 @@ def test_the_first_page_prints_what_it_says(capsys: pytest.CaptureFixture[str]) 
     assert not others
     exec(compile(code, "README.md", "exec"), {})
     assert capsys.readouterr().out == output
+
+
+COMMAND = re.compile(r"\bpython3? (?:-m )?([\w./]+)((?:[ \t]|\\\n)[^`#\n]*(?:\\\n[^`#\n]*)*)?")
+
+
+def flags_on_pages() -> list[tuple[str, str, str]]:
+    """Script, flag and page of every flag of a command in the text, the tables and the blocks of the pages."""
+    found = set()
+    for page in [*PAGES, *sorted((ROOT / "lesson").glob("*.md"))]:
+        for name, rest in COMMAND.findall(page.read_text(encoding="utf-8")):
+            script, *others = str(rest).split(" -- ")
+            parts = [(name, script), *((word, other) for other in others for word in script.split()[:1])]
+            found |= {(who, flag, page.name) for who, words in parts for flag in re.findall(r" (--[a-z][\w-]+)", words)}
+    return sorted(found)
+
+
+@functools.cache
+def help_of(name: str) -> str:
+    path = script_path(name)
+    assert path, f"no script {name}"
+    module = importlib.import_module(".".join(path.relative_to(ROOT).with_suffix("").parts))
+    with contextlib.redirect_stdout(io.StringIO()) as said, pytest.raises(SystemExit):
+        raise SystemExit(module.main(["--help-all"]))
+    return said.getvalue()
+
+
+def test_every_flag_on_a_page_is_one_of_its_script() -> None:
+    found = [(name, flag, page) for name, flag, page in flags_on_pages() if name != "pytest"]
+    assert len(found) > 100
+    assert [asked for asked in found if not re.search(rf"{asked[1]}\b(?!-)", help_of(asked[0]))] == []
 
 
 def tables_of_errors() -> list[tuple[str, str]]:

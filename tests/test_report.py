@@ -224,7 +224,7 @@ def test_intervals_in_sentences_are_those_of_the_claims() -> None:
     conditions = [
         {"n": 10, "low": -0.0306, "high": -0.005},
         {"n": 7, "low": 0.00041, "high": 0.0368},
-        {"condition": "x"},
+        {"condition": "x"}, {"n": 10, "low": None, "high": None},
     ]
     claimed = {"registered": [{"conditions": conditions[:1]}], "claims": [{"conditions": conditions[1:]}]}
     right = ["(−3.1 to −0.5)", "(0.5 to\n3.1)", "(−3.06 to −0.50, 10 seeds)", "(+0.0 to +3.7, 7 sets)"]

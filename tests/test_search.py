@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from evidence import search as m
+from smallnorb_novel_viewpoint import UserError
 
 
 def accuracy(config: m.Config, chosen: m.Setting, seed: int) -> dict[str, float]:
@@ -96,6 +97,23 @@ def test_a_run_is_the_scripts_own_training() -> None:
     other = m.conv.Config(dataset="shapes", seed=100, n_epochs=1, lr=0.01, em_iters=1, weight_decay=1.0, **ranges)
     history = m.conv.train_all(other, m.conv.make_data(other), names=("capsules",))["capsules"].history
     assert found[1]["held_out"] == round(history["held_out_accuracy"][-1], 5)
+
+
+def test_lengths_before_a_training_goes_wrong_keep_their_accuracies(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = m.run_once(m.Config(model="cnn"), (0.001, 1.0, 11), 100)
+
+    def train_all(config: Any, data: Any, *, names: Any, callback: Any) -> Any:
+        def stopped(state: Any, epoch_ended: bool) -> None:
+            callback(state, epoch_ended)
+            if epoch_ended and len(state.history.get("familiar_accuracy", ())) == 10:
+                raise UserError("not finite")
+
+        return own(config, data, names=names, callback=stopped)
+
+    own = m.smallnorb.train_all
+    monkeypatch.setattr(m.smallnorb, "train_all", train_all)
+    found = m.run_once(m.Config(model="cnn"), (0.001, 1.0, 11), 100)
+    assert found == {10: whole[10], 11: {"familiar": 0.2, "held_out": 0.2}}
 
 
 def test_a_run_under_attack_has_the_accuracy_of_the_attacks_on_its_networks() -> None:

@@ -176,6 +176,21 @@ def test_the_median_of_the_reported_seeds_is_trained(monkeypatch: pytest.MonkeyP
     assert trained == [203, 7, 0]
 
 
+def test_an_animation_of_trainings_of_two_lengths(tmp_path: Path) -> None:
+    """A network with fewer epochs stays as it was after its last one."""
+    out = tmp_path / "a.gif"
+    argv = ["--n-epochs=2", "--cnn-epochs=1", "--snapshots=2", "--sweep-frames=2", "--quiet", f"--out={out}"]
+    assert animation.main(argv) == 0
+    config = animation.Config(n_epochs=2, cnn_epochs=1)
+    data = animation.smallnorb.make_data(config)
+    recorder = animation.Recorder(config, data, animation.make_sweep(config, data, 2), [1, 2])
+    animation.smallnorb.train_all(config, data, names=animation.SHOWN, callback=recorder)
+    first, second = (recorder.bars["cnn_matched", epoch] for epoch in (1, 2))
+    np.testing.assert_array_equal(first, second)
+    assert np.abs(recorder.bars["capsules", 1] - recorder.bars["capsules", 2]).max() > 0
+    assert animation.longest(config) == animation.longest(animation.Config(n_epochs=1, cnn_epochs=2)) == 2
+
+
 def test_a_frame_shows_answers_viewpoint_and_accuracies(run: figures.Run) -> None:
     sweep = animation.make_sweep(run.config, run.data, 12)
     assert sweep.angles.tolist() == list(range(0, 360, 30))

@@ -217,6 +217,8 @@ def test_a_broken_picture_is_named_and_the_others_are_answered(
     (shots / "cut.png").write_bytes((shots / "bild 0ß.png").read_bytes()[:50])
     (shots / "notes.txt").write_text("x")
     out = tmp_path / "answers.csv"
+    argv = [f"--checkpoint={checkpoint}", "--predict", str(shots), f"--out={checkpoint}"]
+    assert "argument --out: is the same file as that of --checkpoint" in usage_error(m, argv, capsys)
     argv = [f"--checkpoint={checkpoint}", "--predict", str(shots), str(tmp_path / "no*.png"), f"--out={out}"]
     assert m.main(argv) == 1
     printed, error = capsys.readouterr()

@@ -28,13 +28,18 @@ function signed(x, digits = 2) {
   return (Number(size) === 0 ? "" : x < 0 ? "−" : "+") + size;
 }
 const swatch = (k) => element("span", { className: `swatch ${["first", "second"][k]}` });
+function ofCnn(...text) { // what a lesson without the CNN leaves out
+  const node = element("span", { className: hides("cnn") ? "away" : "" }, ...text);
+  node.dataset.part = "cnn";
+  return node;
+}
 const bold = (text) => element("b", { textContent: text });
 const percent = (x, places = 1) => `${(100 * x).toFixed(places)}\u00a0%`;
 // Means of both networks over many seeds, and their difference.
 function studyText({ capsules, cnn, mean, low, high }) {
   const points = (x) => signed(100 * x, 2);
   const [ofCapsules, ofCnn] = apart(capsules, cnn);
-  return `${ofCapsules} (capsules) and ${ofCnn} (CNN). The difference is ${points(mean)} percentage points, 95\u00a0% interval ${points(low)} to ${points(high)}.`;
+  return `${ofCapsules} (capsules) and ${ofCnn} (CNN). Capsules minus CNN: ${points(mean)} percentage points, 95\u00a0% interval ${points(low)} to ${points(high)}.`;
 }
 const hundredths = (x) => Math.round(100 * x) / 100; // of angles and votes: a link holds these exactly
 const thousands = (n) => n.toLocaleString("en");
@@ -56,9 +61,10 @@ const afterPaint = (update) => {
 
 // What a screen reader is told: once, a while after the last change.
 const told = {};
+const TOLD_AT_FIRST = ["answer", "verdict", "plane"]; // by the page itself, as it opens: nobody has asked
 function tell(what, text) {
   if (told[what] === text || (what !== "tour" && document.querySelector(".asked"))) return; // a question of the tour is open
-  const first = !(what in told);
+  const first = !(what in told) && TOLD_AT_FIRST.includes(what);
   told[what] = text;
   clearTimeout(told.timer);
   const say = () => {
@@ -149,7 +155,7 @@ const drawing = {
   last: 0, // the test image that was shown last
   kept: [true, true], // the digits of it that are
   past: [], // what Undo goes back to
-  pen: null, // while it is down: { id, at, begun }
+  pen: null, // while it is down: { id, type, at, begun }
   keys: { x: LAYER_SIDE / 2, y: LAYER_SIDE / 2, down: false, shown: false },
 };
 
@@ -208,8 +214,8 @@ const stepOf = (x) => Math.max(0, Math.min(STEPS - 1, Math.round(((x / LAYER_SID
 const placeOf = (step) => ((2 * step) / STEPS - 0.5) * LAYER_SIDE;
 const snapped = ({ x, y }) => ({ x: placeOf(stepOf(x)), y: placeOf(stepOf(y)) });
 
-function penDown(place, id) {
-  drawing.pen = { id, at: snapped(place), begun: false };
+function penDown(place, id, type) {
+  drawing.pen = { id, type, at: snapped(place), begun: false };
   if (drawing.example < 0) beginStroke();
 }
 function beginStroke() {
@@ -311,11 +317,15 @@ function setUpDrawing() {
     return { x: (event.clientX - box.left) * k, y: (event.clientY - box.top) * k };
   };
   canvas.addEventListener("pointerdown", (event) => {
+    if (drawing.pen?.type === "touch" && event.pointerType === "pen") { // a palm came first
+      if (drawing.pen.begun) redraw(drawing.past.pop());
+      drawing.pen = null;
+    }
     if (event.button !== 0 || (drawing.pen && drawing.pen.id !== "keys")) return; // one pointer: a palm does not join its line
     getSelection().removeAllRanges(); // a selection would be dragged instead
     canvas.setPointerCapture(event.pointerId);
     drawing.keys.shown = drawing.keys.down = false;
-    penDown(position(event), event.pointerId);
+    penDown(position(event), event.pointerId, event.pointerType);
   });
   for (const type of ["mousedown", "dragstart", "selectstart"]) canvas.addEventListener(type, (event) => event.preventDefault());
   canvas.addEventListener("pointermove", (event) => {
@@ -353,7 +363,7 @@ function setUpDrawing() {
   for (const input of document.querySelectorAll('input[name="layer"]')) {
     input.addEventListener("change", () => { drawing.layer = Number(input.value); });
   }
-  $("clear").addEventListener("click", () => { change({ strokes: [], example: -1 }); selectLayer(0); });
+  $("clear").addEventListener("click", () => { if (!isEmpty()) change({ strokes: [], example: -1 }); selectLayer(0); });
   $("undo").addEventListener("click", () => { if (drawing.past.length) redraw(drawing.past.pop()); });
   $("clear-one").addEventListener("click", () => {
     const kept = drawing.kept.map((is, k) => is && k !== drawing.layer);
@@ -471,14 +481,18 @@ function shareOf([first, second], image) {
 }
 
 // What make_explorer.py calls the evidence of no digit, one or two: `reasons` against any digit, and the digits found.
+// They were chosen for as many iterations as in training; after others the two longest are the answer.
+const isRuled = () => shownIteration() === about.digits.config.iterations;
 function found({ lengths }) {
   const { explains, least, explained, widest } = about.digits.naming;
+  digits.reasons = [];
+  if (!isRuled()) return isEmpty() ? [] : digits.named;
   const two = digits.share >= explains;
   digits.explained = explainedBy(two ? digits.recon : digits.recon.slice(0, 1), digits.image);
   digits.reasons = [
     lengths[digits.named[0]] < least && `the longest capsule has length ${lengths[digits.named[0]].toFixed(3)}, less than ${least}`,
     digits.explained < explained && `what the capsules redraw explains ${percent(Math.max(0, digits.explained))} of the image, less than ${percent(explained)}`,
-    digits.width > widest && `the strokes are ${digits.width.toFixed(1)} pixels wide, more than ${widest}`,
+    digits.width > widest && `the strokes of the small image are ${digits.width.toFixed(1)} pixels wide (twice area over outline), more than ${widest}`,
   ].filter(Boolean);
   return isEmpty() || digits.reasons.length ? [] : digits.named.slice(0, two ? 2 : 1);
 }
@@ -526,8 +540,8 @@ function showBars({ lengths }) {
   } else {
     const ones = digits.found.map((j, k) => [k ? " and " : "", swatch(digits.colour[k]), article(j), " ", bold(j)]).flat();
     const top = [...classes].sort((i, j) => digits.cnn[j] - digits.cnn[i]).slice(0, 2);
-    answer.replaceChildren("Capsules: ", ...(ones.length ? ones : [bold("no digit")]), digits.found.length === 1 ? " alone. " : ". ", verdictOf(digits.named, digits.found.length < 2));
-    cnn.replaceChildren(element("span", { className: "swatch cnn" }), "CNN, always two: ", bold(top[0]), " and ", bold(top[1]), ". ", verdictOf(top));
+    answer.replaceChildren(isRuled() ? "Capsules: " : `Capsules, ${digits.even ? "even couplings" : `iteration ${digits.iteration}`}: `, ...(ones.length ? ones : [bold("no digit")]), digits.found.length === 1 ? " alone. " : ". ", verdictOf(digits.named, digits.found.length < 2));
+    cnn.replaceChildren(element("span", { className: "swatch cnn" }), "CNN, two likeliest: ", bold(top[0]), " and ", bold(top[1]), ". ", verdictOf(top));
   }
   showWhy();
   tell("answer", `${answer.textContent} ${cnn.textContent}`);
@@ -537,8 +551,7 @@ function showBars({ lengths }) {
 function verdictOf(answered, said) {
   if (drawing.example < 0 || drawing.kept.includes(false)) return "";
   const right = about.digits.labels[drawing.example].filter((j) => answered.includes(j)).length;
-  const text = ["Neither is right.", "One of two is right.", "Both right."][right];
-  return said ? `The two longest count, ${answered.join(" and ")}: ${text.toLowerCase()}` : text;
+  return `${said ? `Two longest: ${answered.join(" and ")}. ` : ""}${["Neither is right.", "One is right.", "Both are right."][right]}`;
 }
 
 function showWhy() {
@@ -548,8 +561,9 @@ function showWhy() {
   const text = $("why-text");
   text.replaceChildren();
   if (isEmpty()) return;
-  if (drawing.example >= 0) text.append(`The test image was made of ${labels[drawing.example].map((j) => `${article(j)} ${j}`).join(" and ")}. `);
-  text.append(digits.reasons.length
+  const cleared = labels[drawing.example]?.filter((_, k) => !drawing.kept[k]) ?? [];
+  if (drawing.example >= 0) text.append(`The test image was made of ${labels[drawing.example].map((j) => `${article(j)} ${j}`).join(" and ")}${cleared.length ? `; you cleared the ${cleared[0]}` : ""}. `);
+  text.append(!isRuled() ? "Shown are the two longest capsules, as after other than the trained number of iterations no rule says how many digits there are." : digits.reasons.length
     ? `The capsules find no digit: ${digits.reasons.join(", and ")}. The longest are ${digits.named.join(" and ")}.`
     : `The second redrawn digit, ${article(b)} ${b}, removes ${share} of the squared error that the first leaves. ${digits.found.length === 2 ? "It is found, as it removes at least" : "It is not found, as it removes less than"} ${asked}.`);
 }
@@ -562,10 +576,12 @@ function showEven() {
   const answerOf = (iteration) => longest(iteration).map((j) => `${j} (${iteration.lengths[j].toFixed(2)})`).join(" and ");
   text.replaceChildren(digits.even ? "While couplings are even, more iterations change nothing. " : "");
   if (!isEmpty()) {
-    text.append(`Routed, iteration ${digits.iteration}: `, bold(answerOf(last)), ". With even couplings: ", bold(answerOf(first)), ". ");
+    const answers = digits.iteration === 1 ? ["The first iteration has even couplings: ", bold(answerOf(first)), ". "]
+      : [`Routed, iteration ${digits.iteration}: `, bold(answerOf(last)), ". With even couplings: ", bold(answerOf(first)), ". "];
+    text.append(element("span", { className: hides("answers") ? "away" : "" }, ...answers));
   }
   const [routedPart, evenPart] = apart(row.after, about.digits.evenAccuracy);
-  text.append(`On ${thousands(about.digits.nTest)} test images this network classifies both digits correctly in ${routedPart} with routing, and in ${evenPart} with even couplings. The two longest capsules count, however short they are.`);
+  text.append(`On ${thousands(about.digits.nTest)} test images this network classifies both digits correctly in ${routedPart} with ${about.digits.config.iterations} iterations, and in ${evenPart} with even couplings. The two longest capsules count, however short they are.`);
 }
 
 // The ten votes of one small capsule, and what the iteration that is shown makes of them.
@@ -665,7 +681,7 @@ function showWalk() {
   const [cx, cy] = at(now.ends.at(-1)).split(" ");
   shape($("walk"), "circle", { cx, cy, r: 6, style: `fill:${colour}` });
   const part = ({ length, total }) => percent(length / total, 0);
-  $("walk-text").textContent = `The ${I} votes for ${j}, each times its coupling, laid end to end from where the axes cross. Their lengths add up to ${now.total.toFixed(2)}; the sum s has length ${now.length.toFixed(2)}, ${part(now)} of that. With even couplings (dotted): ${part(even)}. The straighter the way, the better they agree. Bold: the chosen place.`;
+  $("walk-text").textContent = `The ${I} votes for ${j}, each times its coupling, laid end to end from where the axes cross, in the two numbers in which they vary most. In all sixteen their lengths add up to ${now.total.toFixed(2)}; the sum s has length ${now.length.toFixed(2)}, ${part(now)} of that. With even couplings (dotted): ${part(even)}. The straighter the way, the better they agree. Bold: the chosen place.`;
   // The votes of one place, as arrows from the middle: ten times coupling times vote, which is the vote where couplings are even.
   const arrows = ({ c }) => Array.from({ length: types }, (_, t) => {
     const i = place * types + t;
@@ -678,7 +694,7 @@ function showWalk() {
   path($("place"), at, [[0, 0], parent], { class: "walk", style: "stroke:var(--text);stroke-width:5" });
   shown.forEach((end) => path($("place"), at, [[0, 0], end], { class: "walk", style: `stroke:${colour}` }));
   arrows(digits.result.iterations[0]).forEach((end) => path($("place"), at, [[0, 0], end], { class: "edge", "stroke-dasharray": "3 3" }));
-  $("place-text").textContent = `The votes for ${j} of the ${types} small capsules at one place, row ${Math.floor(place / side) + 1}, column ${(place % side) + 1}. An arrow is a vote times ten times its coupling: even couplings, a tenth, leave it as it is (dotted). A vote that points along the capsule v (black) grows over the iterations; one against it shrinks.`;
+  $("place-text").textContent = `The votes for ${j} of the ${types} small capsules at one place, row ${Math.floor(place / side) + 1}, column ${(place % side) + 1}. An arrow is a vote times ten times its coupling: even couplings, a tenth, leave it as it is (dotted). A coupling grows where its vote agrees with the capsule v (black) more than the other nine votes of its small capsule agree with theirs.`;
   $("walk-digit").value = j;
 }
 
@@ -707,6 +723,7 @@ function showReconstructions({ lengths }) {
     const colour = COLOURS[digits.colour[k]];
     const isFound = digits.found.includes(j);
     const pale = isEmpty() ? 0 : isFound ? 1 : 0.35;
+    $(`recon${k}`).setAttribute("aria-label", isEmpty() ? "No reconstruction" : `Reconstruction of ${article(j)} ${j}`);
     paint($(`recon${k}`), [digits.recon[k]], [colour.map((part) => part * pale)], SIDE);
     $(`recon${k}-text`).replaceChildren(...(isEmpty() ? ["redrawn by a capsule"]
       : [swatch(digits.colour[k]), "redrawn by ", element("span", { className: "wide", textContent: "capsule " }), bold(j), `: ${isFound ? `length ${lengths[j].toFixed(2)}` : "not found"}`]));
@@ -733,6 +750,7 @@ function showLengths() {
     if (current) shape(svg, "path", { class: "now", d: `M${x(t)} ${top}V${bottom}` });
   }
   const rank = (j) => digits.named.indexOf(j);
+  svg.setAttribute("aria-label", `Lengths after one to five iterations. ${digits.named.map((j) => `Digit ${j}: ${digits.result.iterations.map(({ lengths }) => lengths[j].toFixed(2)).join(", ")}`).join(". ")}`);
   const used = [];
   for (const j of [...classes].sort((a, b) => rank(a) - rank(b))) {
     const points = digits.result.iterations.map(({ lengths }, t) => `${x(t)} ${y(lengths[j])}`);
@@ -863,7 +881,7 @@ function setUpAnswer() {
   const [capsules, cnn] = [of("capsnet"), of("cnn_pool")];
   const [capsulesPart, cnnPart] = apart(capsules, cnn);
   $("better").replaceChildren(`On ${thousands(about.digits.nTest)} test images, each of two ${about.digits.run.dataset} digits, the capsules classify both digits correctly in `, bold(capsulesPart),
-    ". The CNN with pooling has as many parameters and does so in ", bold(cnnPart),
+    ". The CNN with pooling has as many parameters as the capsules with their decoder, and does so in ", bold(cnnPart),
     `: here ${capsules === cnn ? "both are as good" : capsules > cnn ? "the capsules are better" : "the CNN is better"}. `, about.digits.study
       ? `Over ${about.digits.study.n} trainings of each, with different seeds, the means are ${studyText(about.digits.study)}`
       : "This is one training of each; the repository has many.");
@@ -907,7 +925,7 @@ function updateDimensions() {
   if (rows.some((row, place) => row !== $("sliders").children[place])) $("sliders").append(...rows);
   about.digits.names[j].forEach(({ name, effect }, d) => {
     const label = $(`name${d}`);
-    label.replaceChildren(name || "no single effect");
+    label.replaceChildren(element("span", { className: "unseen", textContent: `Number ${d + 1}, ` }), name || "no single effect");
     label.style.color = name ? "" : "var(--soft)";
     if (name) label.append(" ", element("small", { textContent: `${signed(effect)} sd` }));
     label.title = name
@@ -917,7 +935,7 @@ function updateDimensions() {
   const now = routed();
   const length = now.lengths[j];
   $("capsule-text").textContent = length < 0.3
-    ? `Capsule ${j} has length ${length.toFixed(2)}: there is no ${j} in the image, and what it draws means little.`
+    ? `Capsule ${j}, length ${length.toFixed(2)}. It is short, so what it draws may mean little.`
     : `Capsule ${j}, length ${length.toFixed(2)}.`;
   const read = digits.named.includes(j) ? digits.recon[digits.named.indexOf(j)] : Networks.decoder(models.digits, capsuleOf(now, j), j);
   paint($("before"), [read], [WHITE], SIDE);
@@ -1047,7 +1065,7 @@ function showVerdict(capsules, cnn) {
   const word = (answer) => (answer === view.object ? "right" : `wrong (${part.classes[answer]})`);
   $("verdict").replaceChildren(
     within ? "A side within the trained range. " : "A side that neither network was trained on. ",
-    `It is ${the}`, bold(truth), ": the capsules are ", bold(word(capsules)), element("span", { className: hides("cnn") ? "away" : "" }, ", the CNN is ", bold(word(cnn))), ".");
+    `It is ${the}`, bold(truth), ": the capsules are ", bold(word(capsules)), ofCnn(", the CNN is ", bold(word(cnn))), ".");
   tell("verdict", $("verdict").textContent);
 }
 
@@ -1064,7 +1082,7 @@ function showPose(mu) {
     const strength = Math.min(1, Math.abs(pose[k]) / limit);
     cell.textContent = signed(pose[k], 1);
     const colour = pose[k] < 0 ? "var(--cnn)" : "var(--capsules)";
-    cell.style.background = `color-mix(in srgb, ${colour} ${Math.round(60 * strength)}%, var(--track))`;
+    cell.style.background = `color-mix(in srgb, ${colour} ${Math.round(40 * strength)}%, var(--track))`;
   });
 }
 
@@ -1086,7 +1104,7 @@ function shareOfTurn(poses) {
   return ofSine / all;
 }
 const turnText = (poses) => (poses.flat().every((entry) => Math.abs(entry) < POSE_ZERO) ? ""
-  : `Over a full turn at this elevation, sines of the azimuth explain ${percent(shareOfTurn(poses), 0)} of the variance of these numbers. If the pose rotated with the object, that would be 100\u00a0%.`);
+  : `Over a full turn at this elevation, trained sides or not, sines of the azimuth explain ${percent(shareOfTurn(poses), 0)} of the variance of these numbers. If the pose rotated with the object, that would be 100\u00a0%.`);
 
 // The ring: azimuth 0 above, clockwise. Outside the ranges, inside a field every five degrees for each network.
 const CENTRE = { x: 220, y: 145 };
@@ -1113,7 +1131,7 @@ function setUpRing() {
   for (let azimuth = 0; azimuth < 360; azimuth += RING_STEP) {
     const [from, to] = [azimuth - RING_STEP / 2 + 0.4, azimuth + RING_STEP / 2 - 0.4];
     view.fields.push(["capsules", "cnn"].map((name, k) =>
-      shape(svg, "path", { d: arc(106 - 21 * k, from, to), "data-model": name, style: "fill:none;stroke-width:17;stroke:var(--track)" })));
+      shape(svg, "path", { d: arc(106 - 21 * k, from, to), "data-model": name, "data-part": k ? "cnn" : "", style: "fill:none;stroke-width:17;stroke:var(--track)" })));
   }
   for (const [azimuth, anchor, dx, dy] of [[0, "middle", 0, 12], [90, "end", -6, 4], [180, "middle", 0, -4], [270, "start", 6, 4]]) {
     const [x, y] = onRing(72, azimuth).split(" ").map(Number);
@@ -1123,7 +1141,7 @@ function setUpRing() {
   view.knob = shape(svg, "circle", { r: 8, style: "fill:var(--text);stroke:var(--card);stroke-width:2.5" });
   $("ring-text").append(
     "Filled: classified correctly at this azimuth, for this object and elevation. Outer ring ", element("span", { className: "swatch capsules" }),
-    "capsules, inner ring ", element("span", { className: "swatch cnn" }), `CNN. ${part.heldOut === "azimuth" ? "Dotted: held out, so no side of the training. " : ""}`, element("span", { id: "ring-count" }));
+    "capsules", ofCnn(", inner ring ", element("span", { className: "swatch cnn" }), "CNN"), `. ${part.heldOut === "azimuth" ? "Dotted: held out from the training. Between the arcs: in neither set. " : ""}`, element("span", { id: "ring-count" }));
   const turn = (event) => {
     const box = svg.getBoundingClientRect();
     const x = ((event.clientX - box.left) / box.width) * 440 - CENTRE.x;
@@ -1166,7 +1184,7 @@ function updateRing() {
       return;
     }
     $("pose-turn").textContent = turnText(poses);
-    if (nHeldOut) $("ring-count").textContent = `Of ${nHeldOut} held-out azimuths the capsules classify ${right[0]} correctly, the CNN ${right[1]}.`;
+    if (nHeldOut) $("ring-count").replaceChildren(`Of ${nHeldOut} held-out azimuths the capsules classify ${right[0]} correctly`, ofCnn(`, the CNN ${right[1]}`), ".");
   };
   clearTimeout(view.ringTimer);
   view.ringTimer = setTimeout(next, 100);
@@ -1188,10 +1206,15 @@ function selectObject(j) {
   soon(updateView);
 }
 
+function openView() {
+  setView(part.opening.azimuth, part.opening.elevation);
+  selectObject(part.opening.object);
+}
+
 // The page opens on a chosen view; the mean over many sets of shapes stands beside it, where it was measured.
 function showStudy() {
   const { study } = part;
-  $("study").textContent = `The page opens where these two networks differ most: ${part.classes[part.opening.object]} at elevation ${part.opening.elevation}°. That is no average. ${study
+  $("study").textContent = `The page opens where the numbers of held-out azimuths that the two networks classify correctly differ most: ${part.classes[part.opening.object]} at elevation ${part.opening.elevation}°. Elevations were tried in steps of 10°. That is no average. ${study
     ? `These are five shapes of one seed. Over ${study.n} such sets the means on held-out views are ${studyText(study)}` : ""}`;
 }
 
@@ -1242,13 +1265,15 @@ function showNumbers() {
   const tests = { set_accuracy: "images of two digits: both are right", digit_accuracy: "the digits of these images, each one alone",
     familiar_accuracy: "views of the training range", held_out_accuracy: "held-out views" };
   for (const { model, metric, before, after, changed } of [...about.digits.accuracies, ...part.accuracies]) {
-    $("accuracy").tBodies[0].append(element("tr", {}, ...[names[model], tests[metric], percent(before, 2), percent(after, 2), changed ?? "–"].map(
-      (text) => element("td", { textContent: text }))));
+    const row = element("tr", {}, ...[names[model], tests[metric], percent(before, 2), percent(after, 2), changed ?? "–"].map(
+      (text) => element("td", { textContent: text })));
+    if (model.startsWith("cnn")) row.dataset.part = "cnn";
+    $("accuracy").tBodies[0].append(row);
   }
   const { nTest, naming } = about.digits;
   $("naming").textContent = `The network was trained on pairs alone, and some capsule is always the second longest. So a second digit is found only where redrawing it explains at least ${percent(naming.explains)} of the squared error that the first leaves.`
     + ` There are three reasons to find no digit at all. The longest capsule is below ${naming.least}, less than ${percent(naming.explained)} of the image is explained, or strokes are wider than ${naming.widest} pixels.`
-    + ` These bounds were chosen on ${thousands(naming.nChoice)} pairs of training digits, one laid over the other, and as many single ones. Of ${thousands(nTest)} test images of one digit they find one in ${percent(naming.one)}. Of ${thousands(nTest)} of two they find two in ${percent(naming.two)}.`;
+    + ` These bounds were chosen on ${thousands(naming.nChoice)} pairs of training digits, one laid over the other, and as many single ones. Of ${thousands(nTest)} test images of one digit they give one digit, right or wrong, in ${percent(naming.one)}. Of ${thousands(nTest)} of two they give two in ${percent(naming.two)}.`;
   const { run } = about.digits;
   $("provenance").textContent = `Two digits: ${run.dataset}, seed ${run.seed}, ${run.epochs} epochs,`
     + ` ${thousands(about.digits.nTest)} test images; test images 1 to ${about.digits.nExamples} of this page are the first of them.`
@@ -1307,11 +1332,12 @@ function updatePlane() {
     row("sum R", mass.map((m) => m.toFixed(2))),
     row("mean μ", [0, 1].map((j) => pairOf(mu.slice(2 * j, 2 * j + 2)))),
     row("variance σ²", [0, 1].map((j) => pairOf(sigmaSq.slice(2 * j, 2 * j + 2)).replaceAll("+", ""))),
-    row("cost", costs.map((cost) => pairOf(cost))),
+    row("cost", costs.map((cost) => pairOf(cost, 3))),
     row("activation a", [0, 1].map((j) => bold(a[j].toFixed(3)))));
+  const shown = costs.map((pair) => pair.map((cost) => Number(cost.toFixed(3)))); // so that what is shown adds up
   $("plane-equation").replaceChildren(...[0, 1].map((j) => element("span", {},
-    `a(${PLANE.names[j]}) = sigmoid(β − costs) = sigmoid(${signed(PLANE.betaA, 0)} ${signed(-costs[j][0])} ${signed(-costs[j][1])}) = sigmoid(${signed(PLANE.betaA - costs[j][0] - costs[j][1])}) = ${a[j].toFixed(3)}`,
-    element("br"))), "A cost is ln σ times R, for each of the two numbers of a vote. Votes close together cost little, or less than nothing.");
+    `a(${PLANE.names[j]}) = sigmoid(β − costs) = sigmoid(${signed(PLANE.betaA, 0)} ${signed(-shown[j][0], 3)} ${signed(-shown[j][1], 3)}) = sigmoid(${signed(PLANE.betaA - shown[j][0] - shown[j][1], 3)}) = ${a[j].toFixed(3)}`,
+    element("br"))), `A cost is ln σ times R, the sum of a parent's assignments, for each of the two numbers of a vote. Votes close together cost little, or less than nothing. β is ${signed(PLANE.betaA, 0)} here, and ${PLANE.floor} is added to each variance.`);
   $("plane-value").textContent = PLANE.iterations;
   $("plane-iterations").value = PLANE.iterations;
   $("plane-text").textContent = PLANE.iterations === 1
@@ -1381,6 +1407,7 @@ function setUpPlane() {
 
 // Everything that a person has set, as `#v=2&…&z=checksum`. A coordinate of the drawing is two of 64 letters.
 const VERSION = 2;
+const KEYS = "v s c t e f k i g n o a h r p big only hide w x m d z".split(" ");
 const LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
 const SECTIONS = [...document.querySelectorAll("section")].map(({ id }) => id);
 const PARTS = new Set([...document.querySelectorAll("[data-part]")].flatMap((e) => e.dataset.part.split(" ")));
@@ -1435,12 +1462,14 @@ function stateText() {
 }
 
 // After whatever a person does. A damaged link stays in the address until then.
+function remember() {
+  const text = `#${stateText()}`;
+  const isTour = "tour" in document.documentElement.dataset; // which gives back what was before
+  if (!link.damaged && !drawing.pen && !isTour && text !== location.hash) history.replaceState(null, "", text);
+}
 function rememberSoon() {
   clearTimeout(link.timer);
-  link.timer = setTimeout(() => {
-    const text = `#${stateText()}`;
-    if (!link.damaged && !drawing.pen && text !== location.hash) history.replaceState(null, "", text);
-  }, 300);
+  link.timer = setTimeout(remember, 300);
 }
 
 // The state of a link, from the text after its #. What is not in it is as at the beginning.
@@ -1450,7 +1479,7 @@ function restore(text = location.hash.slice(1)) {
   const wrong = [];
   const read = (key, parse, otherwise) => {
     if (!state.has(key)) return otherwise;
-    const value = parse(state.getAll(key).at(-1)); // what a teacher adds stands last
+    const value = parse(state.getAll(key).at(-1));
     if (value !== null) return value;
     wrong.push(key);
     return otherwise;
@@ -1465,7 +1494,7 @@ function restore(text = location.hash.slice(1)) {
     const list = word.split(",").filter(Boolean);
     return list.every((name) => known.includes(name)) ? list : null;
   };
-  const isOther = state.has("v") && state.get("v") !== String(VERSION);
+  const isOther = /^\d+$/.test(state.get("v")) && state.get("v") !== String(VERSION);
   if (isOther) for (const key of [...state.keys()]) state.delete(key);
 
   stopPlaying();
@@ -1484,6 +1513,8 @@ function restore(text = location.hash.slice(1)) {
   $("fit").checked = read("f", whole(0, 1), 1) === 1;
   const votes = read("p", numbers(16, 10 * PLANE.reach, decimal), START.flat(2).map((x) => 10 * x)).map((x) => hundredths(x / 10));
   setPlane(votes, read("r", whole(1, 6), 1));
+  const keys = [...state.keys()];
+  if (keys.lastIndexOf("x") > keys.lastIndexOf("d")) state.delete("d"); // what a teacher adds stands last
   const strokes = read("d", drawingOf, null);
   const example = strokes ? -1 : read("x", whole(1, about.digits.labels.length), 1) - 1;
   const kept = read("m", (word) => (/^(01|10|11)$/.test(word) ? [...word].map((one) => one === "1") : null), [true, true]);
@@ -1498,16 +1529,17 @@ function restore(text = location.hash.slice(1)) {
   view.azimuth = read("a", decimal(0, 359.99), part.opening.azimuth);
   view.elevation = read("h", decimal(-30, 80), part.opening.elevation);
   selectObject(read("o", whole(0, part.classes.length - 1), part.opening.object));
+  wrong.push(...[...state.keys()].filter((key) => !KEYS.includes(key)));
   const section = read("s", (word) => (SECTIONS.includes(word) ? word : null), null);
   link.copied = null;
   $("copied").hidden = true;
 
-  const isCut = state.has("v") && checksum(text.split("&z=")[0]) !== state.get("z");
+  const isCut = state.has("v") && checksum(text.replaceAll(/%2c/gi, ",").split("&z=")[0]) !== state.get("z");
   link.damaged = isOther || isCut || wrong.length > 0;
   $("failure").hidden = !link.damaged;
   $("failure").textContent = isOther
     ? "This link is of another version of this page, which cannot read it. The page is shown as it opens."
-    : `This link is damaged or incomplete.${["d", "x", "m"].some((key) => wrong.includes(key)) ? " Its image cannot be read." : ""}${wrong.includes("only") ? ` “only” takes ${SECTIONS.join(", ")}.` : ""} What could be read is shown.`;
+    : `This link is damaged or incomplete.${["d", "x", "m"].some((key) => wrong.includes(key)) ? " Its image cannot be read." : ""}${wrong.includes("only") ? ` “only” takes ${SECTIONS.join(", ")}.` : ""}${wrong.includes("hide") ? ` “hide” takes ${[...PARTS].join(", ")}.` : ""} What could be read is shown.`;
   if (link.damaged) scrollTo(0, 0); // where this is said
   else if (section) {
     goTo(section, "instant");
@@ -1556,7 +1588,8 @@ function setUpLink() {
   addEventListener("scroll", () => { link.copied = null; });
   addEventListener("hashchange", ({ newURL }) => restore(new URL(newURL).hash.slice(1)));
   for (const type of ["pointerdown", "keydown"]) addEventListener(type, () => { link.damaged = false; $("copied").hidden = true; }, true);
-  for (const type of ["input", "click", "pointerup", "keyup", "scroll"]) addEventListener(type, rememberSoon);
+  for (const type of ["input", "click", "keyup", "scroll"]) addEventListener(type, rememberSoon);
+  addEventListener("pointerup", remember); // at once: a stroke is not lost where the page is left
   for (const id of DETAILS) $(id).addEventListener("toggle", rememberSoon);
   $("big").addEventListener("change", setType);
   $("section-names").textContent = SECTIONS.join(", ");
@@ -1578,7 +1611,7 @@ async function copyLink(id) {
   } catch {
     $("copied").textContent = `Copy the address of this page. ${holds}${elsewhere}`;
   }
-  tell("copied", `${$("copied").textContent} `);
+  tell("copied", `${$("copied").textContent}${told.copied?.endsWith(" ") ? "" : " "}`); // another text each time: it is said again
 }
 
 // ------------------------------------------------------------------------------------------------------ 7. the tour
@@ -1588,13 +1621,13 @@ async function copyLink(id) {
 const TOUR = [
   { about: "draw", hidden: "#answer, #cnn-answer, .bar, #recons figure", before: () => showExample(about.digits.nExamples),
     question: "This image holds two digits, one over the other. Which two do you see?",
-    answer: () => `${$("answer").textContent} A capsule is a small group of numbers for one thing. Its length says whether the thing is there.` },
+    answer: () => `${$("answer").textContent} A capsule is a small group of numbers for one thing. Its length should say whether the thing is there.` },
   { about: "bars", next: "bar0", hidden: "#cnn-answer, .bar .thin", before: () => showExample(about.digits.nExamples),
     question: "A plain CNN looks at the same image. Will it classify both digits correctly, as the capsules do?",
     answer: "No: the thin bars are its probabilities, and the two highest are not both right. On other images it is the CNN alone that is right: see “Where the two differ” below." },
   { about: "recons", next: "next-example", hidden: "#recons figure",
     question: "From sixteen numbers a capsule can redraw its digit. Will each redrawn image hold one digit or both?",
-    answer: "One each, in the colours of the digits. “Next” shows another test image." },
+    answer: "One each here, in the colours of the digits. “Next” shows other test images, not all of which come apart." },
   { about: "iterations", place: "left", before: () => setRouting(1, false), reveal: () => setRouting(about.digits.config.iterations, false),
     question: "Small capsules vote for the digits. What happens when votes that agree count more?",
     answer: grownText },
@@ -1604,7 +1637,7 @@ const TOUR = [
   { about: "plane", next: "plane-iterations", before: () => setPlane(START.flat(2), 1), reveal: () => setPlane(START.flat(2), 3),
     question: "Another routing, EM, fits a Gaussian to votes. Which parent has votes that lie close together?",
     answer: "Parent A: after three iterations three of the four children are assigned to it. The slider shows each iteration." },
-  { about: "view", hidden: "#verdict, #viewpoint .small-bars, #ring, #ring-text",
+  { about: "view", before: openView, hidden: "#verdict, #viewpoint .small-bars, #ring, #ring-text",
     question: "An object from a side that neither network has seen. Which network classifies it correctly?",
     answer: "The sentence beside the object says which. The ring shows all its sides, the text below the means over many sets." },
 ];
@@ -1656,7 +1689,9 @@ function setUpTour() {
   $("start-tour").addEventListener("click", () => {
     if (!tour.hidden) return;
     before = stateText();
+    if (!link.damaged) history.replaceState(null, "", `#${before}`);
     past = drawing.past;
+    for (const id of DETAILS) $(id).open = false; // they would answer
     if (lesson.only.length) restore(before.replace(/^v=\d+&|&only=[^&]*|&z=.*/g, "")); // it shows every section
     tour.hidden = false;
     show(0);
