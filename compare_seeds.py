@@ -309,6 +309,14 @@ def store_document(path: Path, part: str | None, document: Json) -> None:
     save_result(path, document)
 
 
+def require_own(args: argparse.Namespace) -> None:
+    """Raises UserError where the file, or the part of it, is of another command: --resume alone may go on from it."""
+    found = read_result(args.out) if args.out.exists() else {}
+    command = (found.get("parts", {}).get(args.part, {}) if args.part else found).get("command", args.command)
+    if command != args.command and not args.resume:
+        raise UserError(f"{args.out} is of another command, {command}: name another file by --out, or remove it")
+
+
 OF_A_PART = ("azimuth_", "elevation_", "class_")  # metrics of one angle or class, which the file alone has
 
 
@@ -447,6 +455,7 @@ def main(argv: Sequence[str]) -> None:
     require_writable(args.out, CACHE / "a run")
     if args.out.exists() and ("parts" in read_result(args.out)) != bool(args.part):
         raise UserError(f"{args.out} {'is one comparison, without parts' if args.part else 'has parts: give --part'}")
+    require_own(args)
     jobs = make_jobs(args, settings, archive)
     results, failures = run_all(jobs, args, archive)
     document = make_document(args, settings, results, failures)

@@ -426,15 +426,19 @@ def report(check: bool, with_claims: bool) -> None:
         if why := unknown_history():
             print_message(f"warning: commits are not checked: {why}")
         results, older = sorted(Path("results").rglob("*.json")), []
+        others = [] if why else git("ls-files", "--others", "results").stdout.splitlines()
         used = {CLAIMS.as_posix(), *re.findall(r"results/[\w/.*-]+\.json", everything)}  # a page may name a pattern
         used |= {f"results/{c.file}" for claim in claims.CLAIMS for c in claim.conditions}
         used |= {f"results/{c.file}" for c in registered()}
         used |= {f"results/search/{file}" for c in registered() for file in c.searches or ()}
         for path in results:
+            if not (is_used := any(path.match(pattern) for pattern in used)) and path.as_posix() in others:
+                print_message(f"{path} is not checked: it is in no commit and on no page")
+                continue
             found = list(check_result(path, why is None))
             problems += [fault for fault in found if fault]
             older += [str(path)] * (None in found)
-            if not any(path.match(pattern) for pattern in used):
+            if not is_used:
                 problems.append(f"{path} is used by no page and no claim")
         if older:
             names = ", ".join(older[:3]) + ", ..." * (len(older) > 3)

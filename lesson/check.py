@@ -44,7 +44,7 @@ FUNCTIONS = {  # number of the exercise, names of what is returned, and size of 
 }
 TOLERANCE = 1e-6  # of the largest entry
 SOURCE = ast.parse(inspect.getsource(solutions))
-MANY, FEW = "has one iteration too many", "has one iteration too few"
+MANY, FEW, ONE = "has one iteration too many", "has one iteration too few", "has one iteration alone"
 SIGMA = "has sigma for sigma squared"
 FACTORS = ((0, 0, "lacks"), (0, -1, "has the wrong sign in"), (2, 0.5, "lacks a factor 2 in"),
            (2, 2, "has a factor 2 too many in"))
@@ -107,7 +107,9 @@ class Edit(NamedTuple):
 
 def edits(function: ast.FunctionDef) -> Iterator[Edit]:
     """The usual mistakes. What stands beside a plus or a minus, and what a name gets, is left out, negated, halved or
-    doubled; a log, a square, a root or a squash is left out; one name stands for another."""
+    doubled; a factor, a log, a square, a root or a squash is left out; a sum is a mean; one name stands for another. A
+    term is named by the arguments in it, where there are some: those the student has seen."""
+    parameters = {argument.arg for argument in function.args.args}
     for parent in ast.walk(function):
         for field, value in ast.iter_fields(parent):
             is_sum = isinstance(parent, ast.BinOp) and isinstance(parent.op, ast.Add | ast.Sub)
@@ -119,7 +121,8 @@ def edits(function: ast.FunctionDef) -> Iterator[Edit]:
                     continue
                 at, text = (parent, field, k), ast.unparse(x)
                 if is_sum or is_gift:
-                    names = sorted({node.id for node in ast.walk(x) if isinstance(node, ast.Name)} - {"np"})
+                    every = {node.id for node in ast.walk(x) if isinstance(node, ast.Name)} - {"np"}
+                    names = sorted(every & parameters) or sorted(every)
                     words = f"the term with {', '.join(names)}" if names else f"the term {text}"
                     for rank, factor, fault in FACTORS:
                         changed = ast.BinOp(ast.Constant(factor), ast.Mult(), x)
@@ -136,8 +139,13 @@ def edits(function: ast.FunctionDef) -> Iterator[Edit]:
                     case ast.Name("s"):
                         yield Edit(1, "has v for s", *at, ast.Name("v", ast.Load()))
                     case ast.Call(ast.Name("dynamic_routing"), [votes, ast.Constant(int(n))]):
-                        for wrong, words in ((n + 1, MANY), (n - 1, FEW)):
+                        for wrong, words in ((n + 1, MANY), (n - 1, FEW), (1, ONE)):
                             yield Edit(1, words, *at, ast.Call(x.func, [votes, ast.Constant(wrong)], []))
+                    case ast.BinOp(other, ast.Mult(), ast.Name(name)) | ast.BinOp(ast.Name(name), ast.Mult(), other):
+                        yield Edit(2, f"lacks the factor {name}", *at, other)
+                    case ast.Call(ast.Attribute(what, "sum"), values, keywords):
+                        mean = ast.Call(ast.Attribute(what, "mean", ast.Load()), values, keywords)
+                        yield Edit(2, "has a mean in place of a sum", *at, mean)
                     case ast.Name("sigma_sq"):
                         yield Edit(1, SIGMA, *at, ast.parse("np.sqrt(sigma_sq)", mode="eval").body)
 
@@ -150,6 +158,10 @@ def mistakes(name: str, args: Sequence[Any]) -> Iterator[tuple[str, list[Array]]
     for at, words, change in (
         ("n_iters", MANY, lambda n: n + 1),
         ("n_iters", FEW, lambda n: n - 1),
+        ("n_iters", ONE, lambda n: 1),
+        ("a", "leaves a out", np.ones_like),
+        ("lam", "leaves lam out", lambda lam: 1.0),
+        ("beta_v", "has beta_v once and not D times", lambda beta_v: beta_v / D),
         ("steps", "lacks the last iteration", lambda steps: steps[:-1]),
         ("steps", "lacks the first iteration", lambda steps: steps[1:]),
         ("sigma_sq", SIGMA, np.sqrt),
@@ -196,6 +208,10 @@ def faults(name: str, function: Callable[..., Any]) -> Iterator[tuple[str, str]]
             fault = "is not finite"
         elif close(x, -y):
             fault = "has the wrong sign"
+        elif found and found[0].startswith("leaves"):
+            fault = found[0]
+        elif close(x, solutions.sigmoid(y)):
+            fault = "is the sigmoid of what it should be"
         elif x.size > 1 and close(x, (factor := np.vdot(x, y) / np.vdot(y, y)) * y):
             fault = f"is {factor:.3g} times what it should be"
         elif found:
@@ -220,7 +236,7 @@ def check(path: Path, numbers: Collection[int] = ()) -> Iterator[tuple[str, str]
             outputs_of = dict[str, list[str]]()
             for output, fault in faults(name, function):
                 outputs_of.setdefault(fault, []).append(output)
-            found = [f"{', '.join(of)}{':' * (len(of) > 1)} {fault}".strip() for fault, of in outputs_of.items()]
+            found = [f"{', '.join(of)}{': each' * (len(of) > 1)} {fault}".strip() for fault, of in outputs_of.items()]
         except NotImplementedError:
             found = ["is not written yet"]
         except (Exception, SystemExit) as error:
@@ -281,6 +297,8 @@ def main(argv: Sequence[str]) -> None:
         except (Exception, SystemExit) as error:
             raise UserError(f"the training ends in {type(error).__name__}: {one_line(error)}") from None
         print(f"your network classifies {accuracy:.0%} of 300 new drawn digits correctly", flush=True)
+        if wrong:
+            print("It learns in spite of the fault above: an accuracy proves no gradient.", flush=True)
     raise SystemExit(int(wrong))
 
 

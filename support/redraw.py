@@ -98,11 +98,12 @@ def redraw(wanted: Collection[str] | None) -> None:
     if wanted is not None:
         first = [next((row for row in rows if row.draws(path)), None) for path in wanted]
         rows = [row for row in rows if row in first]
-    changed, n_same, failed = [], 0, []
+    changed, n_same, n_left_out, failed = [], 0, 0, []
     for row in rows:
         print(f"\n{row.command}   # {row.time}", flush=True)
         if row.needs:
             print(f"left out: it needs {row.needs}")
+            n_left_out += 1
             continue
         before = files_of(row)
         done = subprocess.run([sys.executable, *shlex.split(row.command)[1:]], cwd=ROOT, check=False)
@@ -111,7 +112,8 @@ def redraw(wanted: Collection[str] | None) -> None:
             is_same = before.get(path) == content
             n_same += is_same
             changed += [] if is_same else [in_project(path)]
-    print(f"\n{n_same} unchanged, {len(changed)} changed" + "".join(f"\n    {path}" for path in changed))
+    left_out = f", {n_left_out} left out" if n_left_out else ""
+    print(f"\n{n_same} unchanged, {len(changed)} changed{left_out}" + "".join(f"\n    {path}" for path in changed))
     if failed:
         raise UserError(f"{len(failed)} of {len(rows)} commands failed: {failed[0]}")
 

@@ -18,7 +18,7 @@ Patch = pytest.MonkeyPatch
 Capture = pytest.CaptureFixture[str]
 
 PICTURE = "viz/multimnist_capsnet/overlay.png"
-OWN = "python visualize_multimnist_capsnet.py --figures training_curves,overlay"
+OWN = "python visualize_multimnist_capsnet.py --dataset mnist --figures training_curves,overlay"
 
 
 def test_every_committed_picture_has_a_command() -> None:
@@ -55,7 +55,9 @@ def project(tmp_path: Path, monkeypatch: Patch) -> Path:
     ("command", "overwrite", "is_replaced"),
     [
         (OWN, False, True),
-        ("python visualize_multimnist_capsnet.py --figures=overlay --threads 2 --quiet --outdir viz", False, True),
+        ("python visualize_multimnist_capsnet.py --figures=overlay --threads 2 --quiet --dataset mnist", False, True),
+        ("python visualize_multimnist_capsnet.py --figures=overlay --dataset strokes", False, False),
+        ("python visualize_multimnist_capsnet.py --figures=overlay", False, False),  # without MNIST that draws strokes
         ("python visualize_multimnist_capsnet.py --seed 5", False, False),
         ("python visualize_multimnist_capsnet.py --n-epochs 8 --n-train 6000 --outdir viz", False, False),
         ("python visualize_multimnist_capsnet.py --checkpoint run.npz", False, False),
@@ -100,7 +102,7 @@ def test_pictures_are_drawn_again(project: Path, capfd: Capture) -> None:
     page.write_text("![a](same.png) ![b](other.png) ![c](far.png)")
     assert redraw.main(["page.md"]) == 0
     out = capfd.readouterr().out
-    assert "1 unchanged, 1 changed\n    other.png" in out
+    assert "1 unchanged, 1 changed, 1 left out\n    other.png" in out
     assert "left out: it needs a browser" in out
     assert redraw.main(["--all"]) == 0
     assert "2 unchanged, 0 changed" in capfd.readouterr().out

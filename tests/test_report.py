@@ -380,6 +380,15 @@ def test_a_changed_number_a_wrong_part_and_what_is_no_result(page: Path, capsys:
     }
     for name, (content, _) in contents.items():
         Path(f"results/fake/{name}.json").write_text(content)
+    own = Path("results/fake/0-2.json")  # of a reader who has tried compare_seeds.py
+    own.write_text(text)
+    git("add", "results")
+    git("reset", "--quiet", str(own))
+    assert run("--check") == 1
+    said = capsys.readouterr().err
+    assert f"{own.as_posix()} is not checked: it is in no commit and on no page\n" in said
+    assert f"{own.as_posix()} is used by no page" not in said
+    own.unlink()
     lines = faults(capsys)
     for name, (_, message) in contents.items():
         assert any(line.startswith(f"results/fake/{name}.json {message}") for line in lines), name
@@ -414,6 +423,7 @@ def test_commits(page: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -
 def test_results_older_than_the_code_are_listed_and_their_flags_may_be_gone(page: Path, capsys: Capture) -> None:
     page.write_text(page.read_text().replace("benchmarks/b.json", "fake/r.json", 1))
     Path("fake.py").write_text(Path("fake.py").read_text().replace('"shift": 0.1', '"move": 0.1'))
+    git("add", "results")
     assert run("--check") == 1
     names = "results/benchmarks/b.json, results/fake/g.json, results/fake/p.json, ..."
     err = capsys.readouterr().err
