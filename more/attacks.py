@@ -133,13 +133,13 @@ def iterated(
 ) -> Array:
     """Those images (N, H, W, C) of the greatest loss that ``n_steps`` steps reach from ``start``, or from the images.
 
-    One step is FGSM. With ``stop`` an image is left as it is as soon as it misleads the network.
+    One step is FGSM. With ``stop`` an image is left as it is as soon as a step of it misleads the network.
     """
     low, high = box(images, epsilon, bounds)
     x = images if start is None else np.clip(start, low, high)
-    scores, value, dx = network.gradient(x, labels, loss)
+    _, value, dx = network.gradient(x, labels, loss)
     best, best_value, best_dx, last = x.copy(), value.copy(), dx.copy(), x
-    running = ~stop | (scores.argmax(axis=1) == labels)
+    running = np.ones(len(x), bool)
     size = np.full((len(x), *[1] * (x.ndim - 1)), 2 * epsilon, x.dtype)
     size_then, best_then, rises, checked = size, best_value.copy(), np.zeros(len(x), int), 0
     for step in range(1, n_steps + 1):

@@ -122,6 +122,18 @@ def test_the_dense_networks_are_those_of_their_own_script() -> None:
     assert sum(p.size for p in states["cnn"].params.values()) == 558_293
 
 
+def test_images_that_are_attacked_were_not_trained_on() -> None:
+    for config in (m.Config(network="dense", seed=3), m.Config(dataset="shapes", seed=3)):
+        data: Any = m.make_data(dataclasses.replace(config, standardize="none"))
+        images, labels = m.attacked_images(config, data)
+        assert len(images) == len(labels) >= 100
+        known = {image.tobytes() for image in data.train.images.astype(np.float32)}
+        assert not [image for image in images.astype(np.float32) if image.tobytes() in known]
+        own = data.familiar if config.network == "dense" else data.test
+        tested = {image.tobytes() for image in own.images.astype(np.float32)}
+        assert all(image.tobytes() in tested for image in images.astype(np.float32))
+
+
 def test_the_cnn_that_is_attacked_is_that_of_the_training() -> None:
     config = m.Config(dataset="strokes", network="capsnet")
     model = m.make_models(config)["cnn"]
@@ -412,6 +424,45 @@ def test_the_vote_attacks_from_random_starts_too() -> None:
         assert found.right[name].all()
         left[name] = found.right["gradients"].mean()
     assert left[attacks.VOTE] < 0.1 < 0.5 < left["from_cnn"]
+
+
+def test_an_attack_along_another_network_goes_on_where_that_one_errs() -> None:
+    """The other network errs everywhere. Its first gradient leads down, all later ones up, to where the attacked one
+    errs."""
+    ways = itertools.chain([-1.0], itertools.repeat(1.0))
+    images, labels = np.full((3, 1, 1, 1), 0.5), np.zeros(3, np.intp)
+
+    def scores(x: Array) -> Array:
+        return np.concatenate([0.55 - x[:, 0, 0], 0 * x[:, 0, 0]], axis=1)
+
+    def flat(x: Array, labels: Array, loss: attacks.Loss) -> tuple[Array, Array, Array]:
+        return scores(x), loss(scores(x), labels)[0], np.zeros_like(x)
+
+    def down_and_up(x: Array, labels: Array, loss: attacks.Loss) -> tuple[Array, Array, Array]:
+        return np.tile([0.0, 1.0], (len(x), 1)), x.ravel(), np.full_like(x, next(ways))
+
+    losses = {attacks.MARGIN: attacks.margin_loss}
+    network, other = attacks.Network(scores, flat, losses), attacks.Network(scores, down_and_up, losses)
+    effort = attacks.Effort(first_steps=20, most_steps=20, queries=0)
+    rng = np.random.default_rng(0)
+    found = attacks.attack(network, {"from_cnn": other}, images, labels, (0.1,), m.PIXELS, rng, effort)
+    assert found.right["iterated" + attacks.MARGIN].all()
+    assert not found.right["from_cnn"].any()
+
+
+def test_the_vote_routes_all_layers_but_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = conv.Config(**{**vars(m.network_config(attack_config("--dataset", "voxels"))), "em_iters": 3})
+    seen: list[tuple[bool, int]] = []
+
+    def forward(pose: Array, a: Array, w: Array, beta_a: Array, beta_v: Array, n_iters: int, *more: Any) -> Any:
+        seen.append((w.shape[0] == 1, n_iters))
+        return own.forward(pose, a, w, beta_a, beta_v, n_iters, *more)
+
+    own = conv.FAST
+    monkeypatch.setattr(conv, "FAST", own._replace(forward=forward))
+    model = m.voting(config)
+    model.forward(perturbed(model), np.random.default_rng(0).random((2, 32, 32, 1)))
+    assert seen == [(False, 3), (False, 3), (True, 1)]
 
 
 # --- Against a well-kept library --------------------------------------------------------------------------------------

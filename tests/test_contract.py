@@ -405,6 +405,10 @@ def test_an_output_that_is_none_of_this_runs_is_left_alone(
     for flag, path in (("--out-json", tmp_path / "r"), ("--checkpoint", whole.checkpoint)):
         line = failure(experiment.script, [*experiment.argv("--seed 1"), f"{flag}={path}"], capsys)
         assert line == f"error: {path} was made with --seed 0, not 1\n"
+    resumed = f"--seed 1 --resume --out-json={tmp_path / 'r'} --checkpoint={tmp_path / 'no'}"
+    line = failure(experiment.script, experiment.argv(resumed), capsys)
+    assert line == f"error: {tmp_path / 'r'} was made with --seed 0, not 1\n"
+    assert (tmp_path / "r").read_text() == result
     (tmp_path / "empty").touch()
     script, config = experiment.script, from_json(experiment.script.Config, whole.result["config"])
     for out, checkpoint in ((tmp_path / "r", whole.checkpoint), (tmp_path / "empty", tmp_path / "empty.npz")):

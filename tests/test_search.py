@@ -50,6 +50,13 @@ def test_the_winner_is_found_beyond_the_edge_and_no_run_is_made_twice(
     assert len(asked) == n
 
 
+def test_the_edges_of_an_axis_are_its_two_ends_but_for_no_decay() -> None:
+    axes: list[list[Any]] = [[0.5, 1, 2], [0, 0.3, 1], [10, 20, 40]]
+    assert m.edges(axes, (1, 0.3, 20)) == m.edges(axes, (1, 0, 20)) == []
+    assert m.edges(axes, (0.5, 0, 10)) == m.edges(axes, (2, 0.3, 40)) == [0, 2]
+    assert m.edges([axes[0], [0.3, 1, 3], axes[2]], (1, 0.3, 20)) == m.edges(axes, (1, 1, 20)) == [1]
+
+
 def test_a_longer_training_that_gains_on_fresh_seeds_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """There 80 epochs gain 3 points on 40, and 160 gain 1 more, and differ by seed."""
 

@@ -18,6 +18,7 @@ import visualize_smallnorb_novel_viewpoint as figures
 from figure_checks import cells, check_held, draw_coarsely, drawn, held, legend_of, move_to
 from smallnorb_novel_viewpoint import TrainState, UserError
 from support.experiment import load_checkpoint
+from support import figures as support_figures
 from support.figures import make_figure
 from support.statistics import t_quantile
 
@@ -174,6 +175,10 @@ def test_the_median_of_the_reported_seeds_is_trained(monkeypatch: pytest.MonkeyP
     for flags in ([], ["--seed=7"], ["--lr=0.1"]):
         figures.main(["--figures=class_poses", *flags])
     assert trained == [203, 7, 0]
+    finished = Config(seed=7), {"capsules": TrainState("capsules", {})}
+    monkeypatch.setattr(support_figures, "load_finished", lambda *_, **__: finished)
+    figures.main(["--figures=class_poses", "--checkpoint=run.npz"])
+    assert trained[3:] == [7]  # a checkpoint's own, whatever seeds are reported
 
 
 def test_an_animation_of_trainings_of_two_lengths(tmp_path: Path) -> None:
