@@ -1232,6 +1232,17 @@ def test_a_link_holds_every_setting_and_the_section(page: Any) -> None:
     assert page.execute_script(shown) == before
 
 
+def test_a_link_holds_what_is_the_first_of_its_kind(page: Any) -> None:
+    """Digit 0, small capsule 0, object 0, azimuth 0: a nought is a choice too."""
+    chosen = page.execute_script("""
+        chooseCapsule(0); chooseChild(0); setView(0, 0); selectObject(0);
+        const text = stateText();
+        chooseCapsule(5); chooseChild(7); setView(90, 40); selectObject(2);
+        restore(text);
+        return [dimensions.chosen, dimensions.digit, digits.child, view.object, view.azimuth, view.elevation];""")
+    assert chosen == [0] * 6
+
+
 def test_a_link_pasted_into_the_open_page_is_followed(page: Any) -> None:
     first, second = page.execute_script("return [4, 9].map((k) => { showExample(k); return stateText(); })")
     page.execute_script("$('copied').hidden = false")  # it speaks of the link before
