@@ -1682,9 +1682,9 @@ def main(argv: Sequence[str]) -> None:
     config, options, _ = parse(
         Config, Options, argv, "Train matrix capsules and two CNNs on a range of viewpoints, and test them on another.",
         [
-            ("", "Three models on voxel objects, azimuths 200 to 330 degrees held out: about 5 seconds."),
-            ("--train-elevations 10:35 --test-elevations 40:70", "The same with elevations held out: about 5 seconds."),
-            ("--em-grad stop", "EM routing without the gradient through its iterations: about 4 seconds."),
+            ("", "Three models on voxel objects, azimuths 200 to 330 degrees held out: about 10 seconds."),
+            ("--train-elevations 10:35 --test-elevations 40:70", "With elevations held out: about 10 seconds."),
+            ("--em-grad stop", "EM routing without the gradient through its iterations: about 10 seconds."),
         ],
     )
     require_own_outputs(EXPERIMENT, config, options)

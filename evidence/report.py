@@ -442,7 +442,7 @@ def report(check: bool, with_claims: bool) -> None:
                 problems.append(f"{path} is used by no page and no claim")
         if older:
             names = ", ".join(older[:3]) + ", ..." * (len(older) > 3)
-            print_message(f"warning: {len(older)} of {len(results)} results are older than the code: {names}")
+            print_message(f"note: {len(older)} of {len(results)} results were made by earlier code: {names}")
     if problems:
         print_message("\n".join(map(str, problems)))
         hint = "; python -m evidence.report rewrites the pages" if n_stale and check else ""

@@ -403,7 +403,7 @@ def test_commits(page: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -
     later = git("rev-parse", "HEAD")
     save_result(path, changed(document, ("environment", "git_commit"), [first, later]))
     assert run("--check") == 0
-    assert "warning: 4 of 4 results are older" in capsys.readouterr().err  # r.json: one of its two commits
+    assert "note: 4 of 4 results were made by earlier code" in capsys.readouterr().err  # r.json: one of its two commits
     git("reset", "--quiet", "--hard", first)
     assert faults(capsys) == [f"results/fake/r.json: was made at {later}, which is not in the history"]
     # where nothing can be looked up, a warning says so; a dirty tree is still a fault
@@ -427,7 +427,7 @@ def test_results_older_than_the_code_are_listed_and_their_flags_may_be_gone(page
     assert run("--check") == 1
     names = "results/benchmarks/b.json, results/fake/g.json, results/fake/p.json, ..."
     err = capsys.readouterr().err
-    assert err.startswith(f"warning: 4 of 4 results are older than the code: {names}\n")
+    assert err.startswith(f"note: 4 of 4 results were made by earlier code: {names}\n")
     assert "results/benchmarks/b.json is used by no page and no claim\n" in err
     assert "understood" not in err
 
