@@ -1170,6 +1170,8 @@ def test_even_couplings_and_the_votes_of_a_small_capsule(page: Any) -> None:
     page.find_element("id", "even").click()
     settled(page, lambda: "All are held at 0.100" in text_of(page, "coupling-text"))
     np.testing.assert_array_equal(votes()[:, 3], 0.1)
+    saved = [line.split(",") for line in page.execute_script("return votesText()").splitlines()[1:]]
+    assert {(line[1], line[7]) for line in saved} == {("1", "0.1")}  # iteration and coupling
     assert "With even couplings" in text_of(page, "even-text")
     drag(page, page.find_element("id", "couplings"), -60, 40)
     settled(page, lambda: text_of(page, "child-text") != text)
