@@ -155,6 +155,19 @@ def test_the_network_of_the_solutions_learns() -> None:
     assert check.trained_accuracy(solutions.network, n_steps=25) > 0.3  # guessing gives 0.1
 
 
+def test_the_accuracy_is_that_of_digits_that_were_not_trained_on() -> None:
+    seen: list[Any] = []
+
+    def network(patches: Any, target: Any, *params: Any) -> Any:
+        seen.append((patches.tobytes(), target.tobytes()))
+        return solutions.network(patches, target, *params)
+
+    check.trained_accuracy(network, n_steps=2, batch=4)
+    trained, tested = seen[:8], seen[8:]
+    assert len(tested) == 300
+    assert not {*trained} & {*tested}
+
+
 def test_a_file_is_checked_from_the_command_line(tmp_path: Path) -> None:
     def run(text: str, redirection: str = "") -> tuple[int, str, str]:
         (tmp_path / "mine.py").write_text(text, encoding="utf-8")
