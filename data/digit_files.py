@@ -11,7 +11,9 @@ What is wrong with a file is a ValueError of one line, which names the file. num
 
 from __future__ import annotations
 
+import contextlib
 import gzip
+import math
 import re
 import sys
 import zlib
@@ -162,12 +164,18 @@ def read_csv_files(place: Path, files: Iterable[Path]) -> dict[str, Array]:
     return upright(place, found.values(), arrays)
 
 
+def is_number(text: str) -> bool:
+    with contextlib.suppress(ValueError):
+        return math.isfinite(float(text))  # and no column called nan
+    return False
+
+
 def read_csv(path: Path) -> tuple[Array, Array | None]:
     """Images (N, 28, 28), and labels (N,) if a column has them: that of the name label, or the first of 785."""
     try:
         first, *rows = unpacked(path).decode("utf-8-sig").splitlines() or [""]
         names = [name.strip(' "').lower() for name in first.split(",")]
-        if has_names := not names[-1].replace(".", "").isdigit():
+        if has_names := not is_number(names[-1]):
             column = names.index("label") if "label" in names else None
         else:
             column = 0 if len(names) > SIDE**2 else None

@@ -413,7 +413,8 @@ def format_table(result: Mapping[str, Any]) -> str:
         lines.append(f"{name:<10} {m['accuracy']:8.4f} {m['n_params']:10,} {m['train_seconds']:8.1f}")
     epsilons = ["0", *(f"{epsilon:g}" for epsilon in result["config"]["epsilons"])]
     heads = " ".join(f"{epsilon:>6}" for epsilon in epsilons)
-    for table, title in (("attack", "of all images"), ("attack_of_both", f"of {result['n_both']} that both classify")):
+    of_both = f"of {result['n_both']} that both classify"
+    for table, title in (("attack", "of all images"), ("attack_of_both", of_both))[: len(result["models"])]:
         lines += [f"{'accuracy, ' + title:<36} {heads}"]
         for name, found in result[table].items():
             for kind in found if table == "attack" else ("fgsm", "worst_case"):

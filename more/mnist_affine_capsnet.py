@@ -259,7 +259,7 @@ def make_data(config: Config) -> Data:
     digits = multimnist.resolve_dataset(config.dataset, generator(config.seed, Stream.DATA), config.data_dir)
     n, n_train = len(digits.train_labels), config.n_train or len(digits.train_labels) - config.n_val
     if n_train < 1 or n_train + config.n_val > n:
-        wanted = f"--n-train {config.n_train} and --n-val {config.n_val}"
+        wanted = f"--n-train {n_train} and --n-val {config.n_val}" if config.n_train else f"--n-val {config.n_val}"
         raise UserError(f"there are {n:,} training digits: too few for {wanted}")
     n_test = config.n_test or len(digits.test_labels)
     if n_test > len(digits.test_labels):

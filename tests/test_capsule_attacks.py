@@ -603,6 +603,9 @@ def test_a_run_from_end_to_end(flags: list[str], tmp_path: Path, capsys: pytest.
                 assert model[f"{kind}_{epsilon}_accuracy"] == accuracy
         assert list(result["convergence"][name]) == ["0.1", "0.5"]
 
+    alone = m.format_table(result | {"models": {"cnn": result["models"]["cnn"]}})
+    assert ("that both classify" in printed, "that both classify" in alone) == (True, False)
+
     # the same networks attacked again, and by fewer attacks
     again = [*argv, "--resume", "--out-json", str(out)]
     assert m.main(again) == 0

@@ -67,15 +67,16 @@ def qmnist(digits: Digits) -> dict[str, bytes]:
     return found
 
 
-def csv(names: str = "{}.csv", head: bool = True, last: bool = False) -> Form:
-    """``last``: the label is the last column."""
+def csv(names: str = "{}.csv", head: bool = True, last: bool = False, number: str = "%d") -> Form:
+    """``last``: the label is the last column. ``number``: as "%d" or "%.18e", which is numpy's own."""
 
     def files(digits: Digits) -> dict[str, bytes]:
         found = {}
         for part, images, labels in parts_of(digits):
             rows = np.insert(images.reshape(len(images), -1).astype(int), 784 * last, labels, axis=1)
             pixels = [f"pixel{k}" for k in range(784)]
-            lines = [[*pixels, "label"] if last else ["label", *pixels]] * head + rows.astype(str).tolist()
+            lines = [[*pixels, "label"] if last else ["label", *pixels]] * head
+            lines += [[number % x for x in row] for row in rows.tolist()]
             found[names.format(part)] = "".join(",".join(line) + "\r\n" for line in lines).encode()
         return found
 
@@ -125,6 +126,7 @@ FORMS: dict[str, Form] = {
     "QMNIST": qmnist,
     "Kaggle": csv(),
     "without a head": csv("mnist_{}.csv", head=False),
+    "numpy.savetxt": csv(head=False, number="%.18e"),
     "the label last": csv("digits-{}.csv", last=True),
     "EMNIST's CSV": lambda d: csv("emnist-mnist-{}.csv", head=False)(turned(d)),
     "Keras": npz(*KERAS),
