@@ -668,7 +668,7 @@ def test_the_rule_of_one_digit_or_two(measured: Any) -> None:
     stated = m.driver.execute_script("return about.digits.naming")
     assert stated == pytest.approx({**rule, "nChoice": 50, "one": parts[0], "two": parts[1]}, abs=0.0011)
     said = numbers(text_of(m.driver, "naming"))
-    bounds_said = [100 * rule["explains"], rule["least"], 100 * rule["explained"], rule["widest"]]
+    bounds_said = [100 * rule["explains"], 10, rule["least"], 100 * rule["explained"], rule["widest"]]
     expected = [*bounds_said, 50, 300, 100 * parts[0], 300, 100 * parts[1]]
     assert said == pytest.approx(expected, abs=0.0501)
     assert "chosen on 50 pairs of training digits" in text_of(m.driver, "naming")
@@ -1023,6 +1023,16 @@ def test_a_dot_a_tiny_ring_and_a_full_canvas_are_no_digits(page: Any) -> None:
         assert text_of(page, "answer") == "Capsules: no digit. ", points
         assert "The capsules find no digit: " in text_of(page, "why-text")
         assert "(twice area over outline), more than" in text_of(page, "why-text")  # for which no network is asked
+    ring = """
+        $("clear").click();
+        const points = [...Array(20).keys()].map((k) => [k * Math.PI / 9, arguments[0]])
+            .map(([angle, radius]) => ({ x: 144 + radius * Math.sin(angle), y: 144 + radius * Math.cos(angle) }));
+        penDown(points[0], "test"); points.forEach(penTo); penUp(); updateDigits();
+        return $("why-text").textContent;"""
+    for radius, is_small in ((11, True), (22, True), (40, False)):  # scaled, the smallest look like an 8 or a 9
+        said = page.execute_script(ring, radius)
+        assert ("draw it larger" in said) == is_small, (radius, said)
+        assert ("no digit" in text_of(page, "answer")) == is_small
 
 
 def test_a_slider_changes_the_digit_and_reset_undoes_it(page: Any) -> None:

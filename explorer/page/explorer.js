@@ -138,6 +138,7 @@ const ZOOM = 8; // pixels of a layer for one of the network
 const LAYER_SIDE = SIDE * ZOOM;
 const PEN = 3 * ZOOM;
 const MNIST_BOX = 20; // pixels, of the longer side of a digit
+const LEAST_BOX = MNIST_BOX / 2; // a drawing that is smaller becomes a blob when it is scaled
 const MAX_OFFSET = 1.5; // pixels from the middle, so that two digits are no farther apart than in training
 const STEPS = 4096; // of a coordinate in a link, over twice the canvas: a stroke may leave it by half a side
 
@@ -238,6 +239,14 @@ function penTo(place) {
 }
 function penUp() {
   drawing.pen = null;
+}
+
+// Pixels, the longer side of what is drawn on a layer; null where nothing is, or a digit of a test image.
+function boxOf(k) {
+  const points = drawing.strokes.filter(({ layer }) => layer === k).flatMap((stroke) => stroke.points);
+  if (layers[k].exact || !points.length) return null;
+  const side = (axis) => Math.max(...points.map((point) => point[axis])) - Math.min(...points.map((point) => point[axis]));
+  return (Math.max(side("x"), side("y")) + PEN) / ZOOM;
 }
 
 // A layer (36*36) as the network gets it: its strokes averaged over pixels. With `fit` they are first scaled to a box of
@@ -489,7 +498,9 @@ function found({ lengths }) {
   if (!isRuled()) return isEmpty() ? [] : digits.named;
   const two = digits.share >= explains;
   digits.explained = explainedBy(two ? digits.recon : digits.recon.slice(0, 1), digits.image);
+  const boxes = [0, 1].map(boxOf).filter((box) => box !== null);
   digits.reasons = [
+    boxes.length > 0 && Math.max(...boxes) < LEAST_BOX && `the drawing is ${Math.max(...boxes).toFixed(1)} of ${SIDE} pixels large, less than ${LEAST_BOX}: draw it larger`,
     lengths[digits.named[0]] < least && `the longest capsule has length ${lengths[digits.named[0]].toFixed(3)}, less than ${least}`,
     digits.explained < explained && `what the capsules redraw explains ${percent(Math.max(0, digits.explained))} of the image, less than ${percent(explained)}`,
     digits.width > widest && `the strokes of the small image are ${digits.width.toFixed(1)} pixels wide (twice area over outline), more than ${widest}`,
@@ -1272,8 +1283,8 @@ function showNumbers() {
   }
   const { nTest, naming } = about.digits;
   $("naming").textContent = `The network was trained on pairs alone, and some capsule is always the second longest. So a second digit is found only where redrawing it explains at least ${percent(naming.explains)} of the squared error that the first leaves.`
-    + ` There are three reasons to find no digit at all. The longest capsule is below ${naming.least}, less than ${percent(naming.explained)} of the image is explained, or strokes are wider than ${naming.widest} pixels.`
-    + ` These bounds were chosen on ${thousands(naming.nChoice)} pairs of training digits, one laid over the other, and as many single ones. Of ${thousands(nTest)} test images of one digit they give one digit, right or wrong, in ${percent(naming.one)}. Of ${thousands(nTest)} of two they give two in ${percent(naming.two)}.`;
+    + ` There are four reasons to find no digit at all. The drawing is smaller than half a digit of the training, ${LEAST_BOX} pixels. The longest capsule is below ${naming.least}, less than ${percent(naming.explained)} of the image is explained, or strokes are wider than ${naming.widest} pixels.`
+    + ` All but the first were chosen on ${thousands(naming.nChoice)} pairs of training digits, one laid over the other, and as many single ones. Of ${thousands(nTest)} test images of one digit they give one digit, right or wrong, in ${percent(naming.one)}. Of ${thousands(nTest)} of two they give two in ${percent(naming.two)}.`;
   const { run } = about.digits;
   $("provenance").textContent = `Two digits: ${run.dataset}, seed ${run.seed}, ${run.epochs} epochs,`
     + ` ${thousands(about.digits.nTest)} test images; test images 1 to ${about.digits.nExamples} of this page are the first of them.`
