@@ -348,6 +348,13 @@ def test_the_file_is_made_from_the_list_and_changes_are_seen(
             "results/claims.json is not what claims.py and the results give;"
             " python -m evidence.report --claims writes it"
         ]
+    for key in ("verdict", "low"):
+        changed = json.loads(json.dumps(stored))
+        del changed["claims"][0]["conditions"][0][key]
+        save_result(path, changed)
+        assert len(list(report.check_result(path, False))) == 1, key
+    save_result(path, {key: value for key, value in stored.items() if key != "registered"})
+    assert len(list(report.check_result(path, False))) == 1
     for change, is_seen in ((3e-9, False), (1e-5, True), (-1e-5, True)):  # scipy's versions differ by 1e-9
         changed = json.loads(json.dumps(stored))
         changed["claims"][0]["conditions"][0]["high"] *= 1 + change

@@ -273,6 +273,11 @@ def test_activations_and_assignments_are_those_of_the_attacked_capsules() -> Non
         found = attacks.measure_attacks(config, data, {"capsules": state}, 1)["capsules"]
         flat = ~seen.gradient(images, labels, seen.losses[""])[2].any(axis=(1, 2, 3))
         assert next(iter(found.shares.values())) == flat.mean()
+        level = seen._replace(losses={**seen.losses, "": lambda s, _: (np.zeros(len(s)), np.zeros_like(s))})
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(attacks.experiment, "attacked_network", lambda *_, one=level: one)
+            found = attacks.measure_attacks(config, data, {"capsules": state}, 1)["capsules"]
+        assert next(iter(found.shares.values())) == 1  # of the training's loss, not of the margin's
 
 
 def test_a_frame_shows_votes_activations_and_accuracies(run: figures.Run) -> None:
