@@ -168,7 +168,7 @@ def test_a_row_has_the_numbers_of_its_model() -> None:
     models = {name: {"n_params": 1, "k": describe_sample([mean])} for name, mean in (("a", 0.1), ("b", 0.9))}
     table = rows_table([{"headline": "k", "settings": {"default": {"models": models, "runs": [{}]}}}], {})
     assert [line.split()[1::6] for line in table.splitlines()[2:]] == [["a", "0.100"], ["b", "0.900"]]
-    entry = {"models": models, "runs": [{}]}  # one of two seeds, the other is lost
+    entry = {"models": models, "runs": [{}], "failures": [{"seed": 1, "error": "x"}]}  # one of two seeds is lost
     table = rows_table([{"headline": "k", "seeds": [0, 1], "settings": {"kind=x": entry}}], {})
     assert table.splitlines()[3].split()[1::2] == ["b", "1", "kind=x", "1", "0.900"]
 

@@ -33,7 +33,7 @@ def main() -> None:
         dataset = "drawn"
     time.sleep(60 if args.seed > 1 and Path("hang").exists() else args.sleep)
     if args.seed == 1 and args.death:
-        print("the last words", file=sys.stderr)
+        print("Traceback of many lines:\n    the last words", file=sys.stderr)
         if args.death == "status":
             sys.exit(3)
         if args.death == "signal":
