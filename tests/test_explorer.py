@@ -1428,6 +1428,17 @@ def test_a_lesson_shows_what_its_link_asks_for(page: Any) -> None:
     assert "CNN" not in page.find_element("id", "viewpoint").text.split("Try this")[0].split("from sides that it")[1]
     assert "CNN with pooling" not in page.find_element("id", "accuracy").text
     assert shown("#ring [data-model=cnn]") == [False] * 72
+    page.execute_script("$('say').textContent = ''; showExample(3); setView(20, 30)")
+    time.sleep(1.2)
+    assert text_of(page, "say") == ""  # nor is it told
+    assert not [bar for bar in page.find_elements("class name", "bar") if "CNN" in bar.get_attribute("aria-label")]
+    page.find_element("id", "start-tour").click()
+    asks = []
+    while not page.find_element("id", "tour").get_attribute("hidden"):
+        asks.append(text_of(page, "tour-text"))
+        page.find_element("id", "tour-next").click()
+    assert asks[0].startswith("1 of 4. From sixteen numbers")
+    assert not [ask for ask in asks if "CNN" in ask or "network classifies" in ask]
     page.execute_script("restore('only=digits,routing&hide=cnn,tray&x=7')")
     drawn(page)
     assert all(shown("#answer, #draw, #recon0, #iterations"))
@@ -1440,8 +1451,10 @@ def test_a_lesson_shows_what_its_link_asks_for(page: Any) -> None:
         restore(`${text}&x=7`);
         const { example } = drawing;
         restore(text.replaceAll(",", "%2C"));
-        return [example, drawing.strokes.length, link.damaged];""")
-    assert strokes == [6, 1, False]  # a number added to the link of a drawing; commas as some programs send them
+        const own = [example, drawing.strokes.length, link.damaged];
+        restore(`x=7&m=01&x=8`);
+        return [...own, drawing.kept];""")
+    assert strokes == [6, 1, False, [True, True]]  # a number added to the link of a drawing; commas as some programs send them
     page.execute_script("restore(`${arguments[0]}&only=em`)", link)  # a copied link, to which a teacher adds
     assert shown("section") == [False, False, False, True, False, False]
     assert page.execute_script("return link.damaged") is False
@@ -1540,6 +1553,13 @@ def test_the_tour_asks_shows_and_gives_everything_back(size: tuple[int, int], pa
     assert not page.find_element("id", "tour").is_displayed()
     assert page.execute_script("return document.activeElement.id") == "start-tour"
     settled(page, lambda: page.execute_script("return stateText()") == before)
+    page.find_element("id", "start-tour").click()  # a link that is pasted in its midst is followed
+    page.execute_script("location.hash = 's=em&x=9'")
+    settled(page, lambda: page.execute_script("return drawing.example") == 8)
+    assert not page.find_element("id", "tour").is_displayed()
+    assert not page.find_elements("css selector", ".asked, .toured")
+    page.execute_script("restore(arguments[0])", before)
+    drawn(page)
     page.find_element("id", "start-tour").click()  # and a reload in its midst loses nothing
     page.execute_script("$('tour-next').click(); dispatchEvent(new Event('scroll'))")
     time.sleep(0.4)

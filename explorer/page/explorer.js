@@ -375,6 +375,7 @@ function setUpDrawing() {
   $("clear").addEventListener("click", () => { if (!isEmpty()) change({ strokes: [], example: -1 }); selectLayer(0); });
   $("undo").addEventListener("click", () => { if (drawing.past.length) redraw(drawing.past.pop()); });
   $("clear-one").addEventListener("click", () => {
+    if (!layers[drawing.layer].used) return;
     const kept = drawing.kept.map((is, k) => is && k !== drawing.layer);
     change({ strokes: drawing.strokes.filter(({ layer }) => layer !== drawing.layer), kept, example: kept.includes(true) ? drawing.example : -1 });
   });
@@ -542,7 +543,8 @@ function showBars({ lengths }) {
     bar.querySelector("i").style.width = `${100 * length}%`;
     bar.querySelector(".thin i").style.width = `${100 * probability}%`;
     bar.querySelector(".value").textContent = empty ? "" : length.toFixed(2);
-    bar.setAttribute("aria-label", `Digit ${j}${empty ? "" : `: length ${length.toFixed(2)}, CNN ${probability.toFixed(2)}`}`);
+    const cnnToo = hides("cnn") ? "" : `, CNN ${probability.toFixed(2)}`;
+    bar.setAttribute("aria-label", `Digit ${j}${empty ? "" : `: length ${length.toFixed(2)}${cnnToo}`}`);
   }
   const [answer, cnn] = [$("answer"), $("cnn-answer")];
   if (empty) {
@@ -555,7 +557,7 @@ function showBars({ lengths }) {
     cnn.replaceChildren(element("span", { className: "swatch cnn" }), "CNN, two likeliest: ", bold(top[0]), " and ", bold(top[1]), ". ", verdictOf(top));
   }
   showWhy();
-  tell("answer", `${answer.textContent} ${cnn.textContent}`);
+  if (!hides("answers")) tell("answer", `${answer.textContent}${hides("cnn") ? "" : ` ${cnn.textContent}`}`);
 }
 
 // Of a whole test image: how many of its two digits are among these two, which are said where they were not.
@@ -574,7 +576,7 @@ function showWhy() {
   if (isEmpty()) return;
   const cleared = labels[drawing.example]?.filter((_, k) => !drawing.kept[k]) ?? [];
   if (drawing.example >= 0) text.append(`The test image was made of ${labels[drawing.example].map((j) => `${article(j)} ${j}`).join(" and ")}${cleared.length ? `; you cleared the ${cleared[0]}` : ""}. `);
-  text.append(!isRuled() ? "Shown are the two longest capsules, as after other than the trained number of iterations no rule says how many digits there are." : digits.reasons.length
+  text.append(!isRuled() ? `Shown are the two longest capsules: no rule says how many digits there are but after ${about.digits.config.iterations} iterations of routing, as in training.` : digits.reasons.length
     ? `The capsules find no digit: ${digits.reasons.join(", and ")}. The longest are ${digits.named.join(" and ")}.`
     : `The second redrawn digit, ${article(b)} ${b}, removes ${share} of the squared error that the first leaves. ${digits.found.length === 2 ? "It is found, as it removes at least" : "It is not found, as it removes less than"} ${asked}.`);
 }
@@ -1077,7 +1079,7 @@ function showVerdict(capsules, cnn) {
   $("verdict").replaceChildren(
     within ? "A side within the trained range. " : "A side that neither network was trained on. ",
     `It is ${the}`, bold(truth), ": the capsules are ", bold(word(capsules)), ofCnn(", the CNN is ", bold(word(cnn))), ".");
-  tell("verdict", $("verdict").textContent);
+  if (!hides("answers")) tell("verdict", hides("cnn") ? $("verdict").innerText : $("verdict").textContent);
 }
 
 // The pose of the object's class, as numbers.
@@ -1225,7 +1227,7 @@ function openView() {
 // The page opens on a chosen view; the mean over many sets of shapes stands beside it, where it was measured.
 function showStudy() {
   const { study } = part;
-  $("study").textContent = `The page opens where the numbers of held-out azimuths that the two networks classify correctly differ most: ${part.classes[part.opening.object]} at elevation ${part.opening.elevation}°. Elevations were tried in steps of 10°. That is no average. ${study
+  $("study").textContent = `The page opens where the numbers of held-out azimuths that the two networks classify correctly differ most: ${part.classes[part.opening.object]} at elevation ${part.opening.elevation}°. Elevations from ${part.run.config.test_elevations.join("° to ")}° were tried in steps of 10°. That is no average. ${study
     ? `These are five shapes of one seed. Over ${study.n} such sets the means on held-out views are ${studyText(study)}` : ""}`;
 }
 
@@ -1340,9 +1342,9 @@ function updatePlane() {
   const pairOf = (x, places = 2) => `${signed(x[0], places)}, ${signed(x[1], places)}`;
   $("assignments").tBodies[0].replaceChildren(
     ...[0, 1, 2, 3].map((i) => row(`child ${i + 1}`, [0, 1].map((j) => r[2 * i + j].toFixed(3)))),
-    row("sum R", mass.map((m) => m.toFixed(2))),
+    row("sum R", mass.map((m) => m.toFixed(3))),
     row("mean μ", [0, 1].map((j) => pairOf(mu.slice(2 * j, 2 * j + 2)))),
-    row("variance σ²", [0, 1].map((j) => pairOf(sigmaSq.slice(2 * j, 2 * j + 2)).replaceAll("+", ""))),
+    row("variance σ²", [0, 1].map((j) => pairOf(sigmaSq.slice(2 * j, 2 * j + 2), 3).replaceAll("+", ""))),
     row("cost", costs.map((cost) => pairOf(cost, 3))),
     row("activation a", [0, 1].map((j) => bold(a[j].toFixed(3)))));
   const shown = costs.map((pair) => pair.map((cost) => Number(cost.toFixed(3)))); // so that what is shown adds up
@@ -1525,7 +1527,7 @@ function restore(text = location.hash.slice(1)) {
   const votes = read("p", numbers(16, 10 * PLANE.reach, decimal), START.flat(2).map((x) => 10 * x)).map((x) => hundredths(x / 10));
   setPlane(votes, read("r", whole(1, 6), 1));
   const keys = [...state.keys()];
-  if (keys.lastIndexOf("x") > keys.lastIndexOf("d")) state.delete("d"); // what a teacher adds stands last
+  for (const other of ["d", "m"]) if (keys.lastIndexOf("x") > keys.lastIndexOf(other)) state.delete(other); // a teacher's, last
   const strokes = read("d", drawingOf, null);
   const example = strokes ? -1 : read("x", whole(1, about.digits.labels.length), 1) - 1;
   const kept = read("m", (word) => (/^(01|10|11)$/.test(word) ? [...word].map((one) => one === "1") : null), [true, true]);
@@ -1597,7 +1599,7 @@ function setUpLink() {
     $(`${id}-title`).after(button);
   }
   addEventListener("scroll", () => { link.copied = null; });
-  addEventListener("hashchange", ({ newURL }) => restore(new URL(newURL).hash.slice(1)));
+  addEventListener("hashchange", ({ newURL }) => { link.closeTour(); restore(new URL(newURL).hash.slice(1)); });
   for (const type of ["pointerdown", "keydown"]) addEventListener(type, () => { link.damaged = false; $("copied").hidden = true; }, true);
   for (const type of ["input", "click", "keyup", "scroll"]) addEventListener(type, rememberSoon);
   addEventListener("pointerup", remember); // at once: a stroke is not lost where the page is left
@@ -1612,12 +1614,13 @@ async function copyLink(id) {
   link.copied = id;
   clearTimeout(link.shown);
   link.shown = setTimeout(() => { $("copied").hidden = true; }, SAID);
-  history.replaceState(null, "", `#${stateText()}`);
+  const text = `#${stateText()}`;
+  if (!("tour" in document.documentElement.dataset)) history.replaceState(null, "", text); // else that of before it
   const holds = `The link holds ${drawing.example < 0 ? "your drawing" : "this test image"}, every setting and the section “${$(`${id}-title`).textContent}”.`;
   const elsewhere = location.protocol === "file:" ? " Your page is a file: others put the part from # behind the address of their own copy." : "";
   $("copied").hidden = false;
   try {
-    await navigator.clipboard.writeText(location.href);
+    await navigator.clipboard.writeText(new URL(text, location.href).href);
     $("copied").textContent = `Copied. ${holds}${elsewhere}`;
   } catch {
     $("copied").textContent = `Copy the address of this page. ${holds}${elsewhere}`;
@@ -1627,13 +1630,13 @@ async function copyLink(id) {
 
 // ------------------------------------------------------------------------------------------------------ 7. the tour
 
-// Of each step: what it speaks of; the control that Tab comes to next, if it is another; what a question hides until it is
+// Of each step: what it speaks of, and which parts it needs besides; the control that Tab comes to next, if it is another; what a question hides until it is
 // answered; what is done before the question, and before the answer; on which side the box stands, if not on the right.
 const TOUR = [
-  { about: "draw", hidden: "#answer, #cnn-answer, .bar, #recons figure", before: () => showExample(about.digits.nExamples),
+  { about: "draw", needs: "answers", hidden: "#answer, #cnn-answer, .bar, #recons figure", before: () => showExample(about.digits.nExamples),
     question: "This image holds two digits, one over the other. Which two do you see?",
     answer: () => `${$("answer").textContent} A capsule is a small group of numbers for one thing. Its length should say whether the thing is there.` },
-  { about: "bars", next: "bar0", hidden: "#cnn-answer, .bar .thin", before: () => showExample(about.digits.nExamples),
+  { about: "bars", next: "bar0", needs: "cnn answers", hidden: "#cnn-answer, .bar .thin", before: () => showExample(about.digits.nExamples),
     question: "A plain CNN looks at the same image. Will it classify both digits correctly, as the capsules do?",
     answer: "No: the thin bars are its probabilities, and the two highest are not both right. On other images it is the CNN alone that is right: see “Where the two differ” below." },
   { about: "recons", next: "next-example", hidden: "#recons figure",
@@ -1648,7 +1651,7 @@ const TOUR = [
   { about: "plane", next: "plane-iterations", before: () => setPlane(START.flat(2), 1), reveal: () => setPlane(START.flat(2), 3),
     question: "Another routing, EM, fits a Gaussian to votes. Which parent has votes that lie close together?",
     answer: "Parent A: after three iterations three of the four children are assigned to it. The slider shows each iteration." },
-  { about: "view", before: openView, hidden: "#verdict, #viewpoint .small-bars, #ring, #ring-text",
+  { about: "view", needs: "cnn answers", before: openView, hidden: "#verdict, #viewpoint .small-bars, #ring, #ring-text",
     question: "An object from a side that neither network has seen. Which network classifies it correctly?",
     answer: "The sentence beside the object says which. The ring shows all its sides, the text below the means over many sets." },
 ];
@@ -1664,6 +1667,7 @@ function grownText() {
 
 function setUpTour() {
   const tour = $("tour");
+  let steps = TOUR; // those whose parts a lesson shows
   let step = 0; // twice the number of the question, and one more where it is answered
   let before = ""; // the state when it began
   let past = []; // what Undo went back to then
@@ -1672,7 +1676,7 @@ function setUpTour() {
   };
   const show = (next) => {
     step = next;
-    const { about: what, next: control, hidden, question, answer, before: ask, reveal, place = "" } = TOUR[step >> 1];
+    const { about: what, next: control, hidden, question, answer, before: ask, reveal, place = "" } = steps[step >> 1];
     const isAnswer = step % 2 === 1;
     clear();
     document.documentElement.dataset.tour = place;
@@ -1682,17 +1686,20 @@ function setUpTour() {
     (what === "sliders" ? shown.querySelector("input") : $(control ?? what)).before(tour); // so that it is the next stop of Tab
     shown.classList.add("toured");
     shown.scrollIntoView({ block: shown.closest(".desk") ? "nearest" : "start" }); // the desk is one screen with its image
-    $("tour-text").replaceChildren(bold(`${(step >> 1) + 1} of ${TOUR.length}. `), !isAnswer ? question : typeof answer === "string" ? answer : answer());
-    $("tour-next").textContent = !isAnswer ? "Show" : step + 1 < 2 * TOUR.length ? "Next" : "End";
+    $("tour-text").replaceChildren(bold(`${(step >> 1) + 1} of ${steps.length}. `), !isAnswer ? question : typeof answer === "string" ? answer : answer());
+    $("tour-next").textContent = !isAnswer ? "Show" : step + 1 < 2 * steps.length ? "Next" : "End";
     $("tour-back").disabled = step === 0;
     $("tour-next").focus({ preventScroll: true });
     tell("tour", $("tour-text").textContent);
   };
-  const end = () => {
+  const close = link.closeTour = () => {
     clear();
     tour.hidden = true;
     document.documentElement.removeAttribute("data-tour");
     document.querySelector("main").append(tour);
+  };
+  const end = () => {
+    close();
     restore(before); // the drawing and the settings of before
     drawing.past = past;
     $("start-tour").focus();
@@ -1704,10 +1711,12 @@ function setUpTour() {
     past = drawing.past;
     for (const id of DETAILS) $(id).open = false; // they would answer
     if (lesson.only.length) restore(before.replace(/^v=\d+&|&only=[^&]*|&z=.*/g, "")); // it shows every section
+    steps = TOUR.filter(({ about: what, needs = "" }) => $(what).getClientRects().length && !needs.split(" ").some(hides));
+    if (!steps.length) return;
     tour.hidden = false;
     show(0);
   });
-  $("tour-next").addEventListener("click", () => (step + 1 < 2 * TOUR.length ? show(step + 1) : end()));
+  $("tour-next").addEventListener("click", () => (step + 1 < 2 * steps.length ? show(step + 1) : end()));
   $("tour-back").addEventListener("click", () => show(Math.max(0, 2 * ((step - 1) >> 1))));
   $("tour-end").addEventListener("click", end);
   addEventListener("keydown", (event) => { if (event.key === "Escape" && !tour.hidden) end(); });
