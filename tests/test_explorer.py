@@ -1454,7 +1454,8 @@ def test_a_lesson_shows_what_its_link_asks_for(page: Any) -> None:
         const own = [example, drawing.strokes.length, link.damaged];
         restore(`x=7&m=01&x=8`);
         return [...own, drawing.kept];""")
-    assert strokes == [6, 1, False, [True, True]]  # a number added to the link of a drawing; commas as some programs send them
+    # A number added to the link of a drawing; commas as some programs send them.
+    assert strokes == [6, 1, False, [True, True]]
     page.execute_script("restore(`${arguments[0]}&only=em`)", link)  # a copied link, to which a teacher adds
     assert shown("section") == [False, False, False, True, False, False]
     assert page.execute_script("return link.damaged") is False
