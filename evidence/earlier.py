@@ -24,8 +24,10 @@ from support.results import environment, git, save_result
 
 OUT = Path("results/earlier_readings.json")
 CLAIMS = "results/claims.json"
-LAST = "d683807"  # the last commit with exploratory readings alone
-DIGITS = ("fb502cb", "results/mnist_matrix_capsules_seeds.json")  # attacks on matrix capsules that had learned digits
+LAST = "d68380710b5a6d7a79623176adac2c77e488daa1"  # the last commit with exploratory readings alone
+DIGITS = (  # attacks on matrix capsules that had learned digits
+    "fb502cbfddb7e21aaadc51c3fb1111b9c4714364", "results/mnist_matrix_capsules_seeds.json",
+)
 SUBJECTS = {  # a word of the claim -> the table's name
     "attack": "attacks", "azimuth": "new azimuths", "elevation": "new elevations", "equal accuracy": "toys",
     "look new": "classes that look new from behind", "toys": "toys", "overlapping digits be": "overlapping digits",
@@ -66,7 +68,7 @@ def readings() -> Iterator[Reading]:
             name = f"digits, {'one step' if kind == 'fgsm' else 'ten steps'}, ε = {epsilon}"
             yield Reading("attack", name, it["n"], it["mean"], it["low"], it["high"], "none", False, commit, date)
     seen = set()
-    for line in show("log", "--reverse", "--format=%h %ad", "--date=short", LAST, "--", CLAIMS).splitlines():
+    for line in show("log", "--reverse", "--format=%H %ad", "--date=short", LAST, "--", CLAIMS).splitlines():
         commit, date = line.split()
         for claim in json.loads(show("show", f"{commit}:{CLAIMS}"))["claims"]:
             for c in claim["conditions"]:
@@ -99,7 +101,7 @@ def make_tables() -> dict[str, Any]:
     for k, reading in enumerate(found):
         table = tables.setdefault(subject(reading.claim), {"columns": columns, "rows": []})
         table["rows"].append([reading.condition, reading.n, show_points(reading._asdict()), reading.verdict,
-                              f"{reading.commit}, {reading.date}", weakness(reading, found[k + 1 :])])
+                              f"{reading.commit[:7]}, {reading.date}", weakness(reading, found[k + 1 :])])
     for table in tables.values():
         table["rows"].sort(key=lambda row: row[0])
     return tables
