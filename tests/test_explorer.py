@@ -1010,29 +1010,36 @@ def test_ink_comes_before_the_networks(page: Any) -> None:
 
 
 def test_a_dot_a_tiny_ring_and_a_full_canvas_are_no_digits(page: Any) -> None:
-    for points in (
-        "[[144, 144]]",
-        "[...Array(20).keys()].map((k) => [144 + 6 * Math.sin(k / 3), 144 + 6 * Math.cos(k / 3)])",
-        "[...Array(40).keys()].map((k) => [k % 2 ? 280 : 8, 8 * k])",
+    tiny = "[...Array(20).keys()].map((k) => [144 + 6 * Math.sin(k / 3), 144 + 6 * Math.cos(k / 3)])"
+    for points, hint in (
+        ("[[144, 144]]", "Draw it larger. "),
+        (tiny, "Draw it larger. "),
+        ("[...Array(40).keys()].map((k) => [k % 2 ? 280 : 8, 8 * k])", ""),
     ):
         page.execute_script(f"""
             $("clear").click();
             const points = {points}.map(([x, y]) => ({{ x, y }}));
             penDown(points[0], "test"); points.forEach(penTo); penUp();""")
         drawn(page)
-        assert text_of(page, "answer") == "Capsules: no digit. ", points
+        assert text_of(page, "answer") == f"Capsules: no digit. {hint}", points
         assert "The capsules find no digit: " in text_of(page, "why-text")
         assert "(twice area over outline), more than" in text_of(page, "why-text")  # for which no network is asked
     ring = """
-        $("clear").click();
+        if (arguments[1]) selectLayer(1);
+        else $("clear").click();
         const points = [...Array(20).keys()].map((k) => [k * Math.PI / 9, arguments[0]])
             .map(([angle, radius]) => ({ x: 144 + radius * Math.sin(angle), y: 144 + radius * Math.cos(angle) }));
         penDown(points[0], "test"); points.forEach(penTo); penUp(); updateDigits();
         return $("why-text").textContent;"""
     for radius, is_small in ((11, True), (22, True), (40, False)):  # scaled, the smallest look like an 8 or a 9
-        said = page.execute_script(ring, radius)
-        assert ("draw it larger" in said) == is_small, (radius, said)
+        said = page.execute_script(ring, radius, False)
+        assert ("pixels large" in said) == is_small, (radius, said)
         assert ("no digit" in text_of(page, "answer")) == is_small
+    said = page.execute_script(ring, 11, True)  # upon the large one, which stays a digit, and alone
+    assert "One drawing is 5.7 of 36 pixels large, less than 10" in said, said
+    expected = r"Capsules: an? \d alone. The other one is too small: draw it larger. "
+    assert re.fullmatch(expected, text_of(page, "answer"))
+    assert page.execute_script("return digits.colour[digits.named.indexOf(digits.found[0])]") == 0
 
 
 def test_a_slider_changes_the_digit_and_reset_undoes_it(page: Any) -> None:
@@ -1179,6 +1186,7 @@ def test_even_couplings_and_the_votes_of_a_small_capsule(page: Any) -> None:
     np.testing.assert_allclose(routed[:, 6], routed[:, 5] ** 2 / (1 + routed[:, 5] ** 2), atol=0.01)
     page.find_element("id", "even").click()
     settled(page, lambda: "All are held at 0.100" in text_of(page, "coupling-text"))
+    assert text_of(page, "place-text").endswith("All couplings are held at a tenth.")
     np.testing.assert_array_equal(votes()[:, 3], 0.1)
     saved = [line.split(",") for line in page.execute_script("return votesText()").splitlines()[1:]]
     assert {(line[1], line[7]) for line in saved} == {("1", "0.1")}  # iteration and coupling
@@ -1496,6 +1504,36 @@ def test_votes_in_the_plane_are_dragged(page: Any) -> None:
     assert set(moved) <= {10, 11}  # the vote of child 3 for B
 
 
+@pytest.mark.parametrize("big", [0, 1])
+@pytest.mark.parametrize("size", [(1280, 720), (1366, 650), (390, 664)])
+def test_the_tour_covers_nothing_that_it_speaks_of(size: tuple[int, int], big: int, page: Any) -> None:
+    if (size, big) == ((1366, 650), 1):
+        pytest.skip("the drawing and its answers are higher than this screen in large type")
+    show_as(page, *size)
+    page.execute_script("restore(`big=${arguments[0]}`); scrollTo(0, 0); link.closeTour()", big)
+    page.execute_script("$('start-tour').click()")
+    spoken_of = {
+        "draw": ["draw"], "bars": ["bars", "answer"], "recons": ["recon0", "recon1", "next-example"],
+        "iterations": ["iterations", "lengths"], "slider": [".toured"], "plane": ["plane", "plane-iterations"],
+        "view": ["view"], "ring": ["ring", "verdict", "answer-cnn"],
+    }
+    for step in range(2 * page.execute_script("return TOUR.length")):
+        drawn(page)
+        outlined = page.execute_script("return document.querySelector('.toured').id") or "slider"
+        for part in spoken_of[outlined]:
+            covered, cut = page.execute_script("""
+                const [part, box] = [arguments[0], "#tour"].map((e) => document.querySelector(e).getBoundingClientRect());
+                const both = (low, high) => Math.min(part[high], box[high]) - Math.max(part[low], box[low]);
+                const cut = Math.max(-part.top, part.bottom - innerHeight);
+                return [Math.min(both("left", "right"), both("top", "bottom")), cut];""",
+                part if part == ".toured" else f"#{part}")
+            assert max(covered, cut) <= 1, (step, part, covered, cut)
+        if step in (2, 3):
+            heard = page.find_element("id", "bar0").get_attribute("aria-label")
+            assert ("CNN" in heard) == (step == 3)
+        page.execute_script("$('tour-next').click()")
+
+
 @pytest.mark.parametrize("size", [(1280, 720), (390, 664)])
 def test_the_tour_asks_shows_and_gives_everything_back(size: tuple[int, int], page: Any) -> None:
     from selenium.webdriver.common.keys import Keys
@@ -1529,7 +1567,7 @@ def test_the_tour_asks_shows_and_gives_everything_back(size: tuple[int, int], pa
         assert min(button.size["height"] for button in buttons) >= 36  # wherever in the page the box stands
         assert buttons[0].rect["x"] + buttons[0].rect["width"] + 10 < buttons[1].rect["x"]
         outlined = page.execute_script("const e = document.querySelector('.toured'); return e.id || e.className")
-        assert outlined.startswith(spoken_of[step // 2])
+        assert outlined.startswith("ring" if step == 13 else spoken_of[step // 2])
         page.find_element("id", "tour-end").send_keys(Keys.TAB)
         focused = page.execute_script("return document.activeElement.id")
         assert focused.startswith(next_stops[step // 2])
@@ -1583,6 +1621,8 @@ def test_dragging_turns_the_object(page: Any) -> None:
     for j in range(views.N_CLASSES):
         page.execute_script("selectObject(arguments[0])", j)
         before = seen()
+    page.execute_script("setView(10, 33.33); $('azimuth').value = 20; $('azimuth').dispatchEvent(new Event('input'))")
+    assert page.execute_script("return [view.azimuth, view.elevation]") == [20, 33.33]  # its own angle alone
     drag(page, page.find_element("id", "view"), 80, 10)
     assert all(new != old for new, old in zip(seen(), before, strict=True))
     settled(page, lambda: "held-out azimuths" in text_of(page, "ring-text"))

@@ -464,8 +464,8 @@ function updateAnswer() {
   digits.named = longest(now);
   digits.recon = digits.named.map((j) => Networks.decoder(models.digits, capsuleOf(now, j), j));
   digits.share = shareOf(digits.recon, digits.image);
-  digits.found = found(now);
   digits.colour = coloursOf(digits.recon, digits.pictures);
+  digits.found = found(now);
   showBars(now);
   showReconstructions(now);
   showLengths();
@@ -496,17 +496,23 @@ const isRuled = () => shownIteration() === about.digits.config.iterations;
 function found({ lengths }) {
   const { explains, least, explained, widest } = about.digits.naming;
   digits.reasons = [];
+  digits.small = [];
   if (!isRuled()) return isEmpty() ? [] : digits.named;
   const two = digits.share >= explains;
-  digits.explained = explainedBy(two ? digits.recon : digits.recon.slice(0, 1), digits.image);
-  const boxes = [0, 1].map(boxOf).filter((box) => box !== null);
+  const boxes = [0, 1].map(boxOf);
+  digits.small = [0, 1].filter((k) => boxes[k] !== null && boxes[k] < LEAST_BOX);
+  const large = [0, 1].filter((k) => layers[k].used && !digits.small.includes(k));
+  digits.isTiny = digits.small.length > 0 && !large.length;
+  if (digits.small.length && large.length) digits.width = strokeWidth(digits.pictures[large[0]]); // the other one is a blob
+  digits.explained = explainedBy(two || digits.small.length ? digits.recon : digits.recon.slice(0, 1), digits.image);
   digits.reasons = [
-    boxes.length > 0 && Math.max(...boxes) < LEAST_BOX && `the drawing is ${Math.max(...boxes).toFixed(1)} of ${SIDE} pixels large, less than ${LEAST_BOX}: draw it larger`,
+    digits.isTiny && `the drawing is ${Math.max(...boxes).toFixed(1)} of ${SIDE} pixels large, less than ${LEAST_BOX}`,
     lengths[digits.named[0]] < least && `the longest capsule has length ${lengths[digits.named[0]].toFixed(3)}, less than ${least}`,
     digits.explained < explained && `what the capsules redraw explains ${percent(Math.max(0, digits.explained))} of the image, less than ${percent(explained)}`,
     digits.width > widest && `the strokes of the small image are ${digits.width.toFixed(1)} pixels wide (twice area over outline), more than ${widest}`,
   ].filter(Boolean);
-  return isEmpty() || digits.reasons.length ? [] : digits.named.slice(0, two ? 2 : 1);
+  if (isEmpty() || digits.reasons.length) return [];
+  return digits.small.length ? [digits.named[digits.colour.indexOf(large[0])]] : digits.named.slice(0, two ? 2 : 1); // that of the large drawing
 }
 
 // 1 less the squared error that these reconstructions, laid over each other, leave of the image's square.
@@ -543,7 +549,7 @@ function showBars({ lengths }) {
     bar.querySelector("i").style.width = `${100 * length}%`;
     bar.querySelector(".thin i").style.width = `${100 * probability}%`;
     bar.querySelector(".value").textContent = empty ? "" : length.toFixed(2);
-    const cnnToo = hides("cnn") ? "" : `, CNN ${probability.toFixed(2)}`;
+    const cnnToo = hides("cnn") || bar.querySelector(".thin.asked") ? "" : `, CNN ${probability.toFixed(2)}`;
     bar.setAttribute("aria-label", `Digit ${j}${empty ? "" : `: length ${length.toFixed(2)}${cnnToo}`}`);
   }
   const [answer, cnn] = [$("answer"), $("cnn-answer")];
@@ -553,7 +559,7 @@ function showBars({ lengths }) {
   } else {
     const ones = digits.found.map((j, k) => [k ? " and " : "", swatch(digits.colour[k]), article(j), " ", bold(j)]).flat();
     const top = [...classes].sort((i, j) => digits.cnn[j] - digits.cnn[i]).slice(0, 2);
-    answer.replaceChildren(isRuled() ? "Capsules: " : `Capsules, ${digits.even ? "even couplings" : `iteration ${digits.iteration}`}: `, ...(ones.length ? ones : [bold("no digit")]), digits.found.length === 1 ? " alone. " : ". ", verdictOf(digits.named, digits.found.length < 2));
+    answer.replaceChildren(isRuled() ? "Capsules: " : `Capsules, ${digits.even ? "even couplings" : `iteration ${digits.iteration}`}: `, ...(ones.length ? ones : [bold("no digit")]), digits.found.length === 1 ? " alone. " : ". ", digits.small.length && (digits.found.length || digits.isTiny) ? `${digits.found.length ? "The other one is too small: draw" : "Draw"} it larger. ` : "", verdictOf(digits.named, digits.found.length < 2));
     cnn.replaceChildren(element("span", { className: "swatch cnn" }), "CNN, two likeliest: ", bold(top[0]), " and ", bold(top[1]), ". ", verdictOf(top));
   }
   showWhy();
@@ -577,7 +583,8 @@ function showWhy() {
   const cleared = labels[drawing.example]?.filter((_, k) => !drawing.kept[k]) ?? [];
   if (drawing.example >= 0) text.append(`The test image was made of ${labels[drawing.example].map((j) => `${article(j)} ${j}`).join(" and ")}${cleared.length ? `; you cleared the ${cleared[0]}` : ""}. `);
   text.append(!isRuled() ? `Shown are the two longest capsules: no rule says how many digits there are but after ${about.digits.config.iterations} iterations of routing, as in training.` : digits.reasons.length
-    ? `The capsules find no digit: ${digits.reasons.join(", and ")}. The longest are ${digits.named.join(" and ")}.`
+    ? `The capsules find no digit: ${digits.reasons.join(", and ")}. The longest are ${digits.named.join(" and ")}.` : digits.small.length
+    ? `One drawing is ${boxOf(digits.small[0]).toFixed(1)} of ${SIDE} pixels large, less than ${LEAST_BOX}: scaled to the size of a digit it would be a blob, and is not counted.`
     : `The second redrawn digit, ${article(b)} ${b}, removes ${share} of the squared error that the first leaves. ${digits.found.length === 2 ? "It is found, as it removes at least" : "It is not found, as it removes less than"} ${asked}.`);
 }
 
@@ -707,7 +714,7 @@ function showWalk() {
   path($("place"), at, [[0, 0], parent], { class: "walk", style: "stroke:var(--text);stroke-width:5" });
   shown.forEach((end) => path($("place"), at, [[0, 0], end], { class: "walk", style: `stroke:${colour}` }));
   arrows(digits.result.iterations[0]).forEach((end) => path($("place"), at, [[0, 0], end], { class: "edge", "stroke-dasharray": "3 3" }));
-  $("place-text").textContent = `The votes for ${j} of the ${types} small capsules at one place, row ${Math.floor(place / side) + 1}, column ${(place % side) + 1}. An arrow is a vote times ten times its coupling: even couplings, a tenth, leave it as it is (dotted). A coupling grows where its vote agrees with the capsule v (black) more than the other nine votes of its small capsule agree with theirs.`;
+  $("place-text").textContent = `The votes for ${j} of the ${types} small capsules at one place, row ${Math.floor(place / side) + 1}, column ${(place % side) + 1}. An arrow is a vote times ten times its coupling: even couplings, a tenth, leave it as it is (dotted). Black: the capsule v. ${digits.even ? "All couplings are held at a tenth." : "A coupling grows where its vote agrees with v more than the other nine votes of its small capsule agree with theirs."}`;
   $("walk-digit").value = j;
 }
 
@@ -1266,7 +1273,7 @@ function setUpView() {
     setView(view.azimuth + steps[event.key][0], view.elevation + steps[event.key][1]);
   });
   for (const id of ["azimuth", "elevation"]) {
-    $(id).addEventListener("input", () => setView(Number($("azimuth").value), Number($("elevation").value)));
+    $(id).addEventListener("input", () => setView(...["azimuth", "elevation"].map((name) => (name === id ? Number($(id).value) : view[name]))));
   }
 }
 
@@ -1630,8 +1637,8 @@ async function copyLink(id) {
 
 // ------------------------------------------------------------------------------------------------------ 7. the tour
 
-// Of each step: what it speaks of, and which parts it needs besides; the control that Tab comes to next, if it is another; what a question hides until it is
-// answered; what is done before the question, and before the answer; on which side the box stands, if not on the right.
+// Of each step: what its question speaks of, and its answer, if that is another; which parts it needs besides; the control that Tab comes to next, if it is
+// another; what a question hides until it is answered; what is done before the question, and before the answer; where the box stands, if not on the right.
 const TOUR = [
   { about: "draw", needs: "answers", hidden: "#answer, #cnn-answer, .bar, #recons figure", before: () => showExample(about.digits.nExamples),
     question: "This image holds two digits, one over the other. Which two do you see?",
@@ -1639,7 +1646,7 @@ const TOUR = [
   { about: "bars", next: "bar0", needs: "cnn answers", hidden: "#cnn-answer, .bar .thin", before: () => showExample(about.digits.nExamples),
     question: "A plain CNN looks at the same image. Will it classify both digits correctly, as the capsules do?",
     answer: "No: the thin bars are its probabilities, and the two highest are not both right. On other images it is the CNN alone that is right: see “Where the two differ” below." },
-  { about: "recons", next: "next-example", hidden: "#recons figure",
+  { about: "recons", next: "next-example", place: "middle", hidden: "#recons figure",
     question: "From sixteen numbers a capsule can redraw its digit. Will each redrawn image hold one digit or both?",
     answer: "One each here, in the colours of the digits. “Next” shows other test images, not all of which come apart." },
   { about: "iterations", place: "left", before: () => setRouting(1, false), reveal: () => setRouting(about.digits.config.iterations, false),
@@ -1651,9 +1658,9 @@ const TOUR = [
   { about: "plane", next: "plane-iterations", before: () => setPlane(START.flat(2), 1), reveal: () => setPlane(START.flat(2), 3),
     question: "Another routing, EM, fits a Gaussian to votes. Which parent has votes that lie close together?",
     answer: "Parent A: after three iterations three of the four children are assigned to it. The slider shows each iteration." },
-  { about: "view", needs: "cnn answers", before: openView, hidden: "#verdict, #viewpoint .small-bars, #ring, #ring-text",
+  { about: "view", then: "ring", place: "left", needs: "cnn answers", before: openView, hidden: "#verdict, #viewpoint .small-bars, #ring, #ring-text",
     question: "An object from a side that neither network has seen. Which network classifies it correctly?",
-    answer: "The sentence beside the object says which. The ring shows all its sides, the text below the means over many sets." },
+    answer: "The sentence below the bars says which. The ring shows all its sides, the text below the means over many sets." },
 ];
 
 // What the iterations have done to the lengths.
@@ -1676,16 +1683,21 @@ function setUpTour() {
   };
   const show = (next) => {
     step = next;
-    const { about: what, next: control, hidden, question, answer, before: ask, reveal, place = "" } = steps[step >> 1];
+    const { about: what, then = what, next: control, hidden, question, answer, before: ask, reveal, place = "" } = steps[step >> 1];
     const isAnswer = step % 2 === 1;
     clear();
     document.documentElement.dataset.tour = place;
     if (!isAnswer && hidden) for (const e of document.querySelectorAll(hidden)) e.classList.add("asked");
     (isAnswer ? reveal : ask)?.();
-    const shown = what === "sliders" ? $("sliders").firstElementChild : $(what); // its first row
+    showBars(routed()); // in words too
+    const shown = what === "sliders" ? $("sliders").firstElementChild : $(isAnswer ? then : what); // its first row
     (what === "sliders" ? shown.querySelector("input") : $(control ?? what)).before(tour); // so that it is the next stop of Tab
     shown.classList.add("toured");
-    shown.scrollIntoView({ block: shown.closest(".desk") ? "nearest" : "start" }); // the desk is one screen with its image
+    const room = innerWidth - $("bars").getBoundingClientRect().right - 24; // beside the bars, where the desk is wide
+    const isWide = matchMedia("(min-width: 56.01rem)").matches && document.querySelector(".desk").getBoundingClientRect().bottom + scrollY < innerHeight;
+    tour.style.width = what === "bars" && isWide && room > 150 ? `${room}px` : "";
+    if (shown.closest(".desk") && isWide) scrollTo(0, 0);
+    else if (!isAnswer || then === what || !isWide) shown.scrollIntoView({ block: shown.closest(".desk") || shown.id !== what && what !== "sliders" ? "nearest" : "start" });
     $("tour-text").replaceChildren(bold(`${(step >> 1) + 1} of ${steps.length}. `), !isAnswer ? question : typeof answer === "string" ? answer : answer());
     $("tour-next").textContent = !isAnswer ? "Show" : step + 1 < 2 * steps.length ? "Next" : "End";
     $("tour-back").disabled = step === 0;
