@@ -1522,7 +1522,8 @@ def test_the_tour_covers_nothing_that_it_speaks_of(size: tuple[int, int], big: i
         outlined = page.execute_script("return document.querySelector('.toured').id") or "slider"
         for part in spoken_of[outlined]:
             covered, cut = page.execute_script("""
-                const [part, box] = [arguments[0], "#tour"].map((e) => document.querySelector(e).getBoundingClientRect());
+                const rect = (e) => document.querySelector(e).getBoundingClientRect();
+                const [part, box] = [rect(arguments[0]), rect("#tour")];
                 const both = (low, high) => Math.min(part[high], box[high]) - Math.max(part[low], box[low]);
                 const cut = Math.max(-part.top, part.bottom - innerHeight);
                 return [Math.min(both("left", "right"), both("top", "bottom")), cut];""",
