@@ -258,7 +258,8 @@ def main(argv: Sequence[str]) -> None:
     out = options.out or Path("results", "search", f"{config.name}.json")
     require_writable(out)
     found = search(config, Path("results/search/runs"))
-    command = shlex.join(["python", "-m", "evidence.search", *argv])
+    named = [] if options.out else ["--out", str(out)]
+    command = shlex.join(["python", "-m", "evidence.search", *argv, *named])
     save_result(out, {"command": command, "environment": environment(1), **found})
     change = found["doubled_length"]["change"]
     print(f"{config.name}: rate, decay and epochs {found['winner']}; twice as long {change:+.3f}")

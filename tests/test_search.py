@@ -32,8 +32,9 @@ def test_the_winner_is_found_beyond_the_edge_and_no_run_is_made_twice(
     monkeypatch.setattr(m, "run_once", run_once)
     monkeypatch.chdir(tmp_path)
     assert m.main(["--condition", "azimuths"]) == 0
-    found = json.loads(Path("results/search/shapes_azimuths_dense_capsules_2_iterations.json").read_text())
-    assert found["command"] == "python -m evidence.search --condition azimuths"
+    out = "results/search/shapes_azimuths_dense_capsules_2_iterations.json"
+    found = json.loads(Path(out).read_text())
+    assert found["command"] == f"python -m evidence.search --condition azimuths --out {out}"
     assert found["winner"] == [0.008, 0.3, 40]
     assert max(found["axes"][0]) == 0.016  # beyond the winner, whose familiar views are forgotten
     assert found["doubled_length"]["change"] == pytest.approx(-0.01)
