@@ -22,7 +22,9 @@ import itertools
 import json
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +100,7 @@ class Config(Settings):
 class Options(Settings):
     out: Path | None = setting(None, OUTPUT, "File of the result.",
         "results/search/DATASET_CONDITION_NETWORK_MODEL.json", usual=True)
+    jobs: int = setting(1, int_in(1, 256), "Train on N seeds at once.", usual=True)
 
 
 def training_of(config: Config, chosen: Setting, seed: int) -> tuple[Any, Any, str]:
@@ -155,8 +158,8 @@ def attacked_accuracy(asked: capsule_attacks.Config, name: str, params: Any, dat
 class Runs:
     """Those of one search, by setting and seed; each is written to a file as it comes."""
 
-    def __init__(self, config: Config, cache: Path) -> None:
-        self.config, self.path = config, cache / f"{config.name}.jsonl"
+    def __init__(self, config: Config, cache: Path, run_all: Callable[..., Iterable[Any]]) -> None:
+        self.config, self.path, self.run_all = config, cache / f"{config.name}.jsonl", run_all
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self.found: dict[tuple[Setting, int], dict[str, float]] = {}
         for line in self.path.read_text("utf-8").splitlines() if self.path.exists() else []:
@@ -167,12 +170,12 @@ class Runs:
 
     def values(self, chosen: Setting, n_seeds: int, part: str, first: int = FIRST_SEED) -> list[float]:
         """The accuracies of a setting on its seeds, which are run where they have not been."""
-        for seed in range(first, first + n_seeds):
-            if (chosen, seed) not in self.found:
-                line = json.dumps([chosen, seed, run_once(self.config, chosen, seed)])
-                with self.path.open("a", encoding="utf-8") as stream:
-                    stream.write(line + "\n")
-                self.add(*json.loads(line))
+        missing = [seed for seed in range(first, first + n_seeds) if (chosen, seed) not in self.found]
+        for seed, found in zip(missing, self.run_all(partial(run_once, self.config, chosen), missing), strict=True):
+            line = json.dumps([chosen, seed, found])
+            with self.path.open("a", encoding="utf-8") as stream:
+                stream.write(line + "\n")
+            self.add(*json.loads(line))
         return [self.found[chosen, seed][part] for seed in range(first, first + n_seeds)]
 
     def rank(self, chosen: Setting, n_seeds: int) -> tuple[bool, float]:
@@ -200,10 +203,11 @@ def edges(axes: Sequence[list[Any]], winner: Setting) -> list[int]:
             if at == values[-1] or (at == values[0] and at != 0)]
 
 
-def search(config: Config, cache: Path) -> dict[str, Any]:
-    """The grid with all means, the finalists, the winner, and what twice its length changes."""
+def search(config: Config, cache: Path, run_all: Callable[..., Iterable[Any]] = map) -> dict[str, Any]:
+    """The grid with all means, the finalists, the winner, and what twice its length changes. ``run_all`` is ``map`` or
+    that of an executor."""
     grid = OF_ATTACKS[config.model] if config.condition == "attacks" else GRIDS[config.network, config.model]
-    runs, axes, metric = Runs(config, cache), [list(values) for values in grid], config.metric
+    runs, axes, metric = Runs(config, cache, run_all), [list(values) for values in grid], config.metric
     settings: list[Any] = list(itertools.product(*axes))
     while at := edges(axes, (finalists := halved(runs, settings))[0]):
         winner = finalists[0]
@@ -257,7 +261,8 @@ def main(argv: Sequence[str]) -> None:
     config, options = parse_search(argv)
     out = options.out or Path("results", "search", f"{config.name}.json")
     require_writable(out)
-    found = search(config, Path("results/search/runs"))
+    with ProcessPoolExecutor(options.jobs) as pool:
+        found = search(config, Path("results/search/runs"), pool.map if options.jobs > 1 else map)
     named = [] if options.out else ["--out", str(out)]
     command = shlex.join(["python", "-m", "evidence.search", *argv, *named])
     save_result(out, {"command": command, "environment": environment(1), **found})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,12 @@ def test_the_winner_is_found_beyond_the_edge_and_no_run_is_made_twice(
     again = m.search(m.Config(), Path("results/search/runs"))  # from the kept runs
     assert {name: found[name] for name in again} == json.loads(json.dumps(again))
     assert len(asked) == n
+    monkeypatch.setattr(m, "ProcessPoolExecutor", ThreadPoolExecutor)
+    Path("results/search/runs/shapes_azimuths_dense_capsules_2_iterations.jsonl").unlink()
+    assert m.main(["--condition", "azimuths", "--jobs", "3"]) == 0
+    at_once = json.loads(Path(out).read_text())
+    assert [at_once[name] for name in again] == [found[name] for name in again]
+    assert len(asked) == 2 * n
 
 
 def test_the_edges_of_an_axis_are_its_two_ends_but_for_no_decay() -> None:
