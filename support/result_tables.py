@@ -92,11 +92,14 @@ def seeds_table(documents: list[Json], options: dict[str, str]) -> str:
     view, n = view_of(documents, options), int(options["first"]) if "first" in options else None
     heads, columns, seeds = [], [], []
     for document, name in zip(documents, names_in(options, documents), strict=True):
+        entries = document["settings"].values()
+        models = {m for entry in entries for k, m in view.pairs if k in entry["models"].get(m, {})}
+        is_one = bool(name) and len(models) == 1  # which the name stands for
         for setting, entry in document["settings"].items():
             of = [name, setting if len(document["settings"]) > 1 else ""]
             seeds.append([run["seed"] for run in entry["runs"][:n]])
             for k, m in ((k, m) for k, m in view.pairs if k in entry["models"].get(m, {})):
-                heads.append(f"{' '.join(filter(None, [*of, m]))}: {in_words(k)}")
+                heads.append(f"{' '.join(filter(None, [*of, '' if is_one else m]))}: {in_words(k)}")
                 columns.append([run["models"][m][k] for run in entry["runs"][:n]])
     if any(other != seeds[0] for other in seeds):
         raise UserError("the files hold other seeds")

@@ -1783,6 +1783,9 @@ def test_every_section_of_a_lesson_is_printed(page: Any) -> None:
         page.execute_script("restore(arguments[0])", f"only={name}")
         shown = page.execute_script("return SECTIONS.filter((id) => $(id).offsetHeight > 100)")
         assert shown == [name]
+    for opened in ("", "w=why"):
+        page.execute_script("restore(arguments[0])", opened)
+        assert page.find_element("id", "why-text").is_displayed() == bool(opened)
     page.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
     page.execute_script("restore('')")
 

@@ -300,7 +300,7 @@ def test_seeds_of_several_files_stand_side_by_side() -> None:
 
     table = seeds_table([document(0.1), document(0.3)], {"names": "routed,even", "digits": "1"})
     rows = [[cell.strip() for cell in row.split("|")[1:-1]] for row in table.split("\n")]
-    assert rows[0] == ["seed", "routed capsules: accuracy", "even capsules: accuracy"]
+    assert rows[0] == ["seed", "routed: accuracy", "even: accuracy"]
     assert rows[2:5] == [["1", "0.1", "0.3"], ["2", "0.2", "0.6"], ["mean", "0.2", "0.4"]]
     with pytest.raises(OSError, match="other seeds"):
         seeds_table([document(0.1), document(0.3, (1, 3))], {"names": "routed,even"})
