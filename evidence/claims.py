@@ -216,7 +216,7 @@ REGISTERED: tuple[Claim, ...] = (
         "EM routing classifies better than even assignments",
         "smallNORB: error 1.8 % with three iterations, 9.7 % with one", "docs/what_routing_does.md", (
             Condition(
-                "dense, new azimuths of drawn shapes", "smallnorb_novel_viewpoint/registered_routing_azimuths.json",
+                "dense, new azimuths", "smallnorb_novel_viewpoint/registered_routing_azimuths.json",
                 "routed:capsules", "even:capsules", "held_out_accuracy", "3000:3384",
                 searches=("shapes_azimuths_dense_capsules_2_iterations.json",
                           "shapes_azimuths_dense_capsules_1_iterations.json"),
