@@ -3,7 +3,7 @@
 
     python -m lesson.check mine.py         All exercises of your copy of lesson/exercises.py.
     python -m lesson.check mine.py 1 3     Exercises 1 and 3 alone.
-    python -m lesson.check mine.py 9       Exercise 9, and then a training of the network that your functions make.
+    python -m lesson.check mine.py 9       Exercises 1 to 5 and 9, and then a training of the network that they make.
 
 It compares with lesson/solutions.py, and plants the usual mistakes there to see which of them gives what you return.
 """
@@ -15,6 +15,7 @@ import ast
 import contextlib
 import copy
 import inspect
+import pickle
 import sys
 import traceback
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -48,6 +49,47 @@ MANY, FEW, ONE = "has one iteration too many", "has one iteration too few", "has
 SIGMA = "has sigma for sigma squared"
 FACTORS = ((0, 0, "lacks"), (0, -1, "has the wrong sign in"), (2, 0.5, "lacks a factor 2 in"),
            (2, 2, "has a factor 2 too many in"))
+WORDS = {"derror": "d(V − μ)", "dweight": "dw", "weight": "w", "dmass": "d(mass)", "dcost": "d(cost)",
+         "short": "0.9 − length", "long": "length − 0.1", "dlength": "d(length)", "dlog_ap": "d(log)"}  # of README.md
+TERM = "s * dv).sum(axis=-1, keepdims=True) * s"  # of squash_backward
+SPELLED = (  # function, a mistake in words, and what stands there and in its place
+    ("squash_backward", "has v for s in the term with dv, s", TERM, TERM.replace("s * dv", "f * s * dv")),
+    ("squash_backward", "has v for s in the term with dv, s", TERM, f"{TERM} * f"),
+    ("squash_backward", "has v for s in the term with dv, s", TERM, f"f * {TERM} * f"),
+    ("squash_backward", "has no sum in the product of s and dv", ".sum(axis=-1, keepdims=True) * s", " * s"),
+    ("dynamic_routing", "has couplings that stay even", "softmax(b)", "np.full(b.shape, 1 / b.shape[-1])"),
+    ("dynamic_routing", "has a softmax over all entries, not over the parents of a child", "softmax(b)",
+     "np.exp(b) / np.exp(b).sum()"),
+    ("dynamic_routing", "has a sigmoid in place of the softmax", "softmax(b)", "1 / (1 + np.exp(-b))"),
+    ("dynamic_routing", "has a wrong axis: the squash is over the parents, not over the entries", "squash(s)",
+     "squash(s.T).T"),
+    ("dynamic_routing", "has the squash twice", "squash(s)", "squash(squash(s))"),
+    ("dynamic_routing", "has vectors of length 1 in place of squash(s)", "squash(s)",
+     "s / np.sqrt((s * s).sum(axis=-1, keepdims=True))"),
+    ("dynamic_routing", "adds the s of the iteration before", 's = np', 's = (steps[-1][1] if steps else 0) + np'),
+    ("dynamic_routing", "has a mean in place of a sum", "c, u_hat)", "c / len(c), u_hat)"),
+    ("dynamic_routing", "has the agreement of c times u_hat, not of u_hat", "u_hat, v)", "c[..., None] * u_hat, v)"),
+    ("m_step", "has 1 - a for a", "r * a[:, None]", "r * (1 - a)[:, None]"),
+    ("m_step", "has a mean of the votes that is not divided by the mass", "a[:, None] / mass", "a[:, None]"),
+    ("m_step", "has no weights in the variance", "weight, (votes", "np.full_like(r, 1 / len(r)), (votes"),
+    ("m_step", "has squared weights in the variance", "weight, (votes", "weight**2, (votes"),
+    ("m_step", "has a logarithm to the base 10", "np.log(", "np.log10("),
+    ("m_step", "has 2 π in the logarithm, which the cost leaves out", "np.log(", "np.log(2 * np.pi * "),
+    ("m_step", "has lam at beta_a alone", "lam * (beta_a - cost)", "lam * beta_a - cost"),
+    ("m_step", "has beta_a and beta_v in each other's place", "(beta_v[:, None] + 0.5 * np.log(sigma_sq)).sum(axis=1)"
+     " * mass / unit\n    return mu, sigma_sq, lam * (beta_a", "(beta_a[:, None] + 0.5 * np.log(sigma_sq)).sum(axis=1)"
+     " * mass / unit\n    return mu, sigma_sq, lam * (beta_v"),
+    ("m_step_backward", "lacks the factor a", "dg * a[:, None]", "dg"),
+    ("m_step_backward", "takes the weights for constants", "dg = dweight / mass + dmass", "dg = 0 * dweight + dmass"),
+    ("network", "has the children in another order: reshape row by row, as numpy does",
+     "reshape(w.shape[0], w.shape[2])", "reshape(w.shape[2], w.shape[0]).T"),
+    ("network", "has the children in another order: reshape row by row, as numpy does",
+     "reshape(w.shape[0], w.shape[2])", "reshape(w.shape[0], w.shape[2], order='F')"),
+    ("network", "has the first child's w for all children", '"ip,ijpd->ijd", u, w', '"ip,jpd->ijd", u, w[0]'),
+    ("network", "has u for s in squash_backward", "squash_backward(du, s)", "squash_backward(du, u)"),
+    ("network", "goes back through the last iteration alone", "u_hat, steps)", "u_hat, steps[-1:])"),
+    ("network", "has 1 - target for target", "margin_loss(v, target)", "margin_loss(v, 1 - target)"),
+)
 WRAPPERS = {"log", "sqrt", "squash", "softmax", "sigmoid", "squash_backward"}  # functions that are forgotten
 
 
@@ -76,7 +118,7 @@ def called(function: Callable[..., Any], args: Sequence[Any]) -> list[Array]:
         raise ValueError("nothing is returned")
     found = list[Array]()
     for part in result if isinstance(result, tuple) else (result,):
-        if isinstance(part, list) and part and isinstance(part[0], tuple):
+        if isinstance(part, list | tuple) and part and isinstance(part[0], list | tuple):
             found += [np.stack([np.asarray(x, float) for x in entry]) for entry in zip(*part, strict=True)]
         else:
             found.append(np.asarray(part, float))
@@ -86,6 +128,15 @@ def called(function: Callable[..., Any], args: Sequence[Any]) -> list[Array]:
 def close(a: Array, b: Array) -> bool:
     """Equal, of equal shape: what would only broadcast is not."""
     return a.shape == b.shape and bool(np.abs(a - b).max() < TOLERANCE * max(1e-3, np.abs(b).max()))
+
+
+def spoiled(function: Callable[..., Any], args: Sequence[Any], names: Sequence[str]) -> list[str]:
+    """The arguments that a function changes."""
+    given = copy.deepcopy(args)
+    before = [pickle.dumps(arg) for arg in given]
+    with np.errstate(all="ignore"):
+        function(*given)
+    return [name for name, old, arg in zip(names, before, given, strict=True) if pickle.dumps(arg) != old]
 
 
 def first_of(x: Any, n: int) -> Any:
@@ -122,7 +173,7 @@ def edits(function: ast.FunctionDef) -> Iterator[Edit]:
                 at, text = (parent, field, k), ast.unparse(x)
                 if is_sum or is_gift:
                     every = {node.id for node in ast.walk(x) if isinstance(node, ast.Name)} - {"np"}
-                    names = sorted(every & parameters) or sorted(every)
+                    names = sorted(every & parameters) or sorted(WORDS.get(name, name) for name in every - {"unit"})
                     words = f"the term with {', '.join(names)}" if names else f"the term {text}"
                     for rank, factor, fault in FACTORS:
                         changed = ast.BinOp(ast.Constant(factor), ast.Mult(), x)
@@ -169,6 +220,12 @@ def mistakes(name: str, args: Sequence[Any]) -> Iterator[tuple[str, list[Array]]
         if at in parameters:
             given = dict(zip(parameters, args, strict=True))
             yield words, called(right, [*(given | {at: change(given[at])}).values()])
+    own = inspect.getsource(getattr(solutions, name))
+    for of, words, there, instead in SPELLED:
+        if of == name:
+            exec(own.replace(there, instead), theirs)
+            yield words, called(theirs[name], args)
+    exec(own, theirs)
     functions = [part for part in SOURCE.body if isinstance(part, ast.FunctionDef)]
     for function in sorted(functions, key=lambda function: function.name != name):
         changed = copy.deepcopy(function)
@@ -189,14 +246,15 @@ def faults(name: str, function: Callable[..., Any]) -> Iterator[tuple[str, str]]
     """The outputs of a student's function that are wrong, each with what is wrong with it, in words."""
     _, outputs, n = FUNCTIONS[name]
     given, names = arguments(), outputs.split(", ")
-    args = [given[x] for x in inspect.signature(getattr(exercises, name)).parameters]
-    got, wanted = called(function, args), called(getattr(solutions, name), args)
+    parameters = [*inspect.signature(getattr(exercises, name)).parameters]
+    args, right = [given[x] for x in parameters], getattr(solutions, name)
+    got, wanted = called(function, args), called(right, args)
     if len(got) != len(names):
         yield "", f"returns {len(got)} arrays and not {len(names)}: {outputs}"
         return
     wrong = [k for k in range(len(names)) if not close(got[k], wanted[k])]
-    if name == "e_step" and not wrong and not np.isfinite(called(function, [*args[:3], 100 * given["votes"]])).all():
-        yield "r", "is not finite for votes far from all parents"
+    if not wrong:
+        yield from rare_faults(name, function, right, args, parameters)
     known = list(mistakes(name, args)) if wrong else []
     known.sort(key=lambda mistake: -sum(map(close, got, mistake[1])))  # first what explains most of the outputs
     for k in wrong:
@@ -208,6 +266,8 @@ def faults(name: str, function: Callable[..., Any]) -> Iterator[tuple[str, str]]
             fault = "is not finite"
         elif close(x, -y):
             fault = "has the wrong sign"
+        elif other := [names[j] for j in range(len(names)) if j != k and close(x, wanted[j])]:
+            fault = f"is {other[0]}: look at the order of what is returned"
         elif found and found[0].startswith("leaves"):
             fault = found[0]
         elif close(x, solutions.sigmoid(y)):
@@ -218,21 +278,43 @@ def faults(name: str, function: Callable[..., Any]) -> Iterator[tuple[str, str]]
             fault = found[0]
         elif n in x.shape and not close(called(function, [first_of(arg, n) for arg in args])[k], first_of(x, n)):
             fault = "has a wrong axis: what does not depend on each other is added up"
+        elif name == "squash_backward" and close(x[:-1], y[:-1]):
+            fault = "is wrong where s is 0 alone: add 1e-9 to q, as squash does"
         else:
             fault = f"is wrong in {(np.abs(x - y) > TOLERANCE * np.abs(y).max()).sum()} of {x.size} entries"
         yield names[k], fault
+
+
+def rare_faults(
+    name: str, function: Callable[..., Any], right: Callable[..., Any], args: list[Any], parameters: list[str]
+) -> Iterator[tuple[str, str]]:
+    """Those of a function that returns what it should for the usual arguments."""
+    if changed := spoiled(function, args, parameters):
+        yield "", f"changes its argument {' and '.join(changed)}: the next one who uses it gets another array"
+    if name == "dynamic_routing":
+        got, wanted = (called(f, [args[0], 2]) for f in (function, right))
+        if not all(map(close, got, wanted)):
+            yield "", "takes no notice of n_iters"
+    if name == "e_step" and not np.isfinite(called(function, [*args[:3], 100 * args[3]])).all():
+        yield "r", "is not finite for votes far from all parents"
+    if name == "m_step" and not np.isfinite(called(function, [args[0], 0 * args[1], *args[2:]])[0]).all():
+        yield "mu", "is not finite where the mass is 0: add 1e-8 to it"
 
 
 def check(path: Path, numbers: Collection[int] = ()) -> Iterator[tuple[str, str]]:
     """The functions of the file ``path``, of these exercises or of all, each with what is wrong with it, or ""."""
     mine: dict[str, Any] = {"__name__": "mine"}
     exec(compile(path.read_bytes(), path, "exec"), mine)
+    missing = FUNCTIONS.keys() - mine.keys()
     theirs = {name: mine.get(name, getattr(exercises, name)) for name in FUNCTIONS}  # the stub for a missing one
     for name, function in theirs.items():
         if numbers and FUNCTIONS[name][0] not in numbers:
             continue
         mine.update({other: getattr(solutions, other) for other in FUNCTIONS if other != name})
         try:
+            if name in missing:
+                yield name, f"is not in {path.name}"
+                continue
             outputs_of = dict[str, list[str]]()
             for output, fault in faults(name, function):
                 outputs_of.setdefault(fault, []).append(output)
@@ -240,7 +322,9 @@ def check(path: Path, numbers: Collection[int] = ()) -> Iterator[tuple[str, str]
         except NotImplementedError:
             found = ["is not written yet"]
         except (Exception, SystemExit) as error:
-            found = [f"ends in {type(error).__name__}: {one_line(error)}"]
+            lines = [at.lineno for at in traceback.extract_tb(error.__traceback__) if at.filename == str(path)]
+            where = f", {path.name}, line {lines[-1]}" if lines else ""
+            found = [f"ends in {type(error).__name__}{where}: {one_line(error)}"]
         yield name, "; ".join(found)
 
 
@@ -277,8 +361,9 @@ def main(argv: Sequence[str]) -> None:
     args = parser.parse_args(argv)
     if not set(args.exercise) <= set(range(1, 10)):
         parser.error("argument exercise: expected numbers from 1 to 9")
+    asked = {*args.exercise, *(range(1, 6) if 9 in args.exercise else ())}  # those that the training needs
     try:
-        found = list(check(args.file, args.exercise))
+        found = list(check(args.file, asked))
     except (Exception, SystemExit) as error:
         raise UserError(f"{args.file} ends in {type(error).__name__}: {one_line(error)}") from None
     for name, fault in found:
@@ -297,8 +382,10 @@ def main(argv: Sequence[str]) -> None:
         except (Exception, SystemExit) as error:
             raise UserError(f"the training ends in {type(error).__name__}: {one_line(error)}") from None
         print(f"your network classifies {accuracy:.0%} of 300 new drawn digits correctly", flush=True)
-        if wrong:
+        if wrong and accuracy > 0.5:
             print("It learns in spite of the fault above: an accuracy proves no gradient.", flush=True)
+        elif accuracy <= 0.5:
+            print("It does not learn: repair the fault above first." if wrong else "It does not learn.", flush=True)
     raise SystemExit(int(wrong))
 
 

@@ -117,5 +117,9 @@ def network(
 
 if __name__ == "__main__":  # the example by hand, with your dynamic_routing
     example = np.array([[[1, 0], [0, 1]], [[1, 0], [0, -1]], [[1, 0], [1, 0]], [[-1, 0], [-1, 0]]], float)
-    for t, (c, _, v) in enumerate(dynamic_routing(example, 3)[1]):
+    try:
+        found = dynamic_routing(example, 3)[1]
+    except NotImplementedError:
+        raise SystemExit("dynamic_routing, exercise 3, is not written yet") from None
+    for t, (c, _, v) in enumerate(found):
         print(f"iteration {t + 1}: couplings to A {c[:, 0].round(2)}, lengths of A and B {np.hypot(*v.T).round(2)}")

@@ -49,7 +49,7 @@ PLANTED = [  # function, a line of it, the wrong one, the diagnosis
     ("dynamic_routing", "b = b + ", "b = ", "s in the list, v in the list: each lacks the term with b"),
     ("dynamic_routing", "c = softmax(b)", "c = softmax(b.T).T", "v in the list: each has a wrong axis: the softmax"),
     ("dynamic_routing", "v = squash(s)", "v = s", "v in the list: each lacks the squash in squash(s)"),
-    ("dynamic_routing", "ijd->...jd", "ijd->...id", "ends in ValueError: operands could not be broadcast"),
+    ("dynamic_routing", "ijd->...jd", "ijd->...id", "ends in ValueError, mine.py, line 46: operands could not"),
     ("dynamic_routing", "u_hat, v)", "u_hat, s)", "v in the list: each has s for v"),
     ("dynamic_routing", "range(n_iters)", "range(n_iters + 1)", "v in the list: each has one iteration too many"),
     ("dynamic_routing", "range(n_iters)", "range(n_iters - 1)", "v in the list: each has one iteration too few"),
@@ -80,10 +80,10 @@ PLANTED = [  # function, a line of it, the wrong one, the diagnosis
     ("m_step", "return mu, sigma_sq,", "return mu, np.sqrt(sigma_sq),", "sigma_sq has sigma for sigma squared"),
     ("m_step", "(beta_a - cost)", "(beta_a - cost)[:, None]", "z has shape (4, 1) and not (4,)"),
     ("m_step", "0.5 * np.log", "np.log", "z has a factor 2 too many in the term with sigma_sq"),
-    ("m_step_backward", "2 * weight[:", "weight[:", "dvotes lacks a factor 2 in the term with derror"),
+    ("m_step_backward", "2 * weight[:", "weight[:", "dvotes lacks a factor 2 in the term with d(V − μ)"),
     ("m_step_backward", "(2 * sigma_sq)", "(2 * np.sqrt(sigma_sq))", "has sigma for sigma squared"),
     ("m_step_backward", "-lam * dz", "lam * dz", "dr, da, dvotes: each has the wrong sign in the term with dz, lam"),
-    ("m_step_backward", "dmass -= ", "dmass - ", "dr, da: each lacks the term with dweight, mass, weight"),
+    ("m_step_backward", "dmass -= ", "dmass - ", "dr, da: each lacks the term with dw, mass, w"),
     ("m_step_backward", "dweight = np", "dweight = 0 * np", "dr, da: each lacks the term with dsigma_sq"),
     ("m_step_backward", "(dweight * weight).sum(axis=0)", "(dweight * weight).sum(axis=1).sum()", "has a wrong axis"),
     ("e_step", "-0.5 * ((votes", "-0.5 * (-(votes", "r has the wrong sign in the term with mu, sigma_sq, votes"),
@@ -99,9 +99,9 @@ PLANTED = [  # function, a line of it, the wrong one, the diagnosis
     ("e_step_backward", "error / sigma_sq", "error / np.sqrt(sigma_sq)", "dvotes: each has sigma for sigma squared"),
     ("e_step_backward", "error**2 / sigma_sq - 1", "error**2 / sigma_sq + 1", "wrong sign in the term 1"),
     ("e_step_backward", "softmax_backward(dr, r)", "softmax_backward(dr.T, r.T).T", "dvotes: each has a wrong axis"),
-    ("margin_loss", "- 2 * short", "+ 2 * short", "dv has the wrong sign in the term with short"),
-    ("margin_loss", "+ 0.5 * (long", "+ (long", "loss has a factor 2 too many in the term with long"),
-    ("margin_loss", "- 2 * short", "- short", "dv lacks a factor 2 in the term with short"),
+    ("margin_loss", "- 2 * short", "+ 2 * short", "dv has the wrong sign in the term with 0.9 − length"),
+    ("margin_loss", "+ 0.5 * (long", "+ (long", "loss has a factor 2 too many in the term with length − 0.1"),
+    ("margin_loss", "- 2 * short", "- short", "dv lacks a factor 2 in the term with 0.9 − length"),
     ("margin_loss", "(short**2)", "(short)", "loss lacks the square in short ** 2"),
     ("margin_loss", "(short**2).sum() + 0.5 * (long**2).sum()", "[(short**2).sum() + 0.5 * (long**2).sum()]",
      "loss has shape (1,) and not ()"),
@@ -114,6 +114,41 @@ PLANTED = [  # function, a line of it, the wrong one, the diagnosis
     ("network", "dynamic_routing(u_hat, 3)", "dynamic_routing(u_hat, 1)", "each has one iteration alone"),
     ("dynamic_routing", "range(n_iters)", "range(1)", "v in the list: each has one iteration alone"),
     ("network", "dynamic_routing(u_hat, 3)", "dynamic_routing(u_hat, 2)", "dw: each has one iteration too few"),
+    ("squash_backward", "(s * dv)", "(f * s * dv)", "ds has v for s in the term with dv, s"),
+    ("squash_backward", "keepdims=True) * s", "keepdims=True) * f * s", "ds has v for s in the term with dv, s"),
+    ("squash_backward", "(s * dv).sum(axis=-1, keepdims=True) * s", "s * dv * s", "ds has no sum in the product of s"),
+    ("squash_backward", "1e-9", "1e-6", "ds is wrong where s is 0 alone: add 1e-9 to q"),
+    ("dynamic_routing", "range(n_iters)", "range(3)", "takes no notice of n_iters"),
+    ("dynamic_routing", "    return v, steps", "    u_hat *= 2\n    return v, steps", "changes its argument u_hat"),
+    ("dynamic_routing", "u_hat, v)", "u_hat, v).sum()", "v in the list: each has couplings that stay even"),
+    ("dynamic_routing", "b = b + np", "b = b * np", "v in the list: each has couplings that stay even"),
+    ("dynamic_routing", "c = softmax(b)", "c = np.exp(b) / np.exp(b).sum()", "each has a softmax over all entries"),
+    ("dynamic_routing", "c = softmax(b)", "c = sigmoid(b)", "each has a sigmoid in place of the softmax"),
+    ("dynamic_routing", "squash(s)", "squash(s.T).T", "each has a wrong axis: the squash is over the parents"),
+    ("dynamic_routing", "squash(s)", "squash(squash(s))", "v in the list: each has the squash twice"),
+    ("dynamic_routing", "squash(s)", "s / np.sqrt((s * s).sum(axis=-1, keepdims=True))", "has vectors of length 1"),
+    ("dynamic_routing", "s = np", "s = (0 if not steps else s) + np", "each adds the s of the iteration before"),
+    ("dynamic_routing", "c, u_hat)", "c, u_hat) / len(u_hat)", "list: each has a mean in place of a sum"),
+    ("dynamic_routing", "u_hat, v)", "u_hat * c[..., None], v)", "each has the agreement of c times u_hat"),
+    ("m_step", "r * a[:, None]", "r * (1 - a[:, None])", "mu, sigma_sq, z: each has 1 - a for a"),
+    ("m_step", "weight = r * a[:, None] / mass", "weight = r * a[:, None]", "a mean of the votes that is not divided"),
+    ("m_step", "weight, (votes", "0 * weight + 1 / len(r), (votes", "z: each has no weights in the variance"),
+    ("m_step", "weight, (votes", "weight * weight, (votes", "each has squared weights in the variance"),
+    ("m_step", "np.log(", "np.log10(", "z has a logarithm to the base 10"),
+    ("m_step", "np.log(sigma_sq)", "np.log(2 * np.pi * sigma_sq)", "z has 2 π in the logarithm"),
+    ("m_step", "lam * (beta_a - cost)", "lam * beta_a - cost", "z has lam at beta_a alone"),
+    ("m_step", "    mass", "    beta_a, beta_v = beta_v, beta_a\n    mass", "z has beta_a and beta_v in"),
+    ("m_step", " + 1e-8", "", "mu is not finite where the mass is 0: add 1e-8 to it"),
+    ("m_step", "    mass = ", "    r *= a[:, None]\n    a = 1 + 0 * a\n    mass = ", "changes its argument r"),
+    ("m_step_backward", "return dg * a[:, None]", "return dg", "dr lacks the factor a"),
+    ("m_step_backward", "dg = dweight / mass + dmass", "dg = dmass + 0 * r", "each takes the weights for constants"),
+    ("m_step_backward", "dvotes, dbeta_a, dbeta_v", "dvotes, dbeta_v, dbeta_a", "dbeta_a is dbeta_v: look at the"),
+    ("network", "reshape(w.shape[0], w.shape[2])", "reshape(w.shape[2], -1).T", "each has the children in another"),
+    ("network", "reshape(w.shape[0], w.shape[2])", "reshape(w.shape[0], -1, order='F')", "the children in another"),
+    ("network", '"ip,ijpd->ijd", u, w', '"ip,jpd->ijd", u, w[0]', "each has the first child's w for all children"),
+    ("network", "squash_backward(du, s)", "squash_backward(du, u)", "dbias: each has u for s in squash_backward"),
+    ("network", "u_hat, steps)", "u_hat, steps[-1:])", "each goes back through the last iteration alone"),
+    ("network", "margin_loss(v, target)", "margin_loss(v, 1 - target)", "dw: each has 1 - target for target"),
 ]
 
 
@@ -122,8 +157,15 @@ def test_a_planted_error_is_diagnosed(name: str, line: str, wrong: str, diagnosi
     start = SOLUTION.index(f"def {name}(")
     before, body = SOLUTION[:start], SOLUTION[start:]
     assert line in body.partition("\n\n\n")[0]
-    n = 2 if diagnosis.endswith("each leaves a out") else 1  # lines
+    n = 2 if diagnosis.endswith(("each leaves a out", "each has 1 - a for a")) else 1  # lines
     assert diagnosis in faults_of(before + body.replace(line, wrong, n), tmp_path, name)[name]
+
+
+@pytest.mark.parametrize("entry", ["[c, s, v]", "(c, s, v)"])
+def test_iterations_may_be_lists_or_tuples(entry: str, tmp_path: Path) -> None:
+    text = SOLUTION.replace("steps.append((c, s, v))", f"steps.append({entry})")
+    text = text.replace("return v, steps", "return v, tuple(steps)")
+    assert faults_of(text, tmp_path, "dynamic_routing") == {"dynamic_routing": ""}
 
 
 def test_mistakes_are_found_in_code_that_is_written_otherwise(tmp_path: Path) -> None:
@@ -147,7 +189,7 @@ def e_step(mu, sigma_sq, z, votes):
     return p / p.sum(axis=1, keepdims=True)
 """
     found = faults_of(text, tmp_path, "margin_loss", "e_step")
-    assert found["margin_loss"] == "dv lacks a factor 2 in the term with short"
+    assert found["margin_loss"] == "dv lacks a factor 2 in the term with 0.9 − length"
     assert found["e_step"] == "r has a factor 2 too many in the term with sigma_sq"
 
 
@@ -183,6 +225,7 @@ def test_a_file_is_checked_from_the_command_line(tmp_path: Path) -> None:
     assert out.splitlines()[0].split() == ["1", "squash_backward", "passes"]
     wrong = SOLUTION.replace("return f * dv", "return -f * dv").partition("def spread_loss")[0]
     status, out, error = run(wrong)  # the routing gets a correct squash_backward
+    assert out.splitlines()[-2].split(maxsplit=2)[1:] == ["network", "is not in mine.py"]
     assert (status, out.splitlines()[-1], error) == (1, "8 of 11 functions pass", "")
     assert run(wrong, "| true") == (0, "", "")
 
@@ -192,21 +235,31 @@ def test_exercise_9_trains_with_the_functions_of_the_file(
 ) -> None:
     path = tmp_path / "mine.py"
     path.write_text(SOLUTION, encoding="utf-8")
-    given = []
+    given, accuracy = [], 0.81
 
     def trained_accuracy(network: Any) -> float:
         given.append(network)
-        return 0.5
+        return accuracy
 
     monkeypatch.setattr(check, "trained_accuracy", trained_accuracy)
     with pytest.raises(SystemExit, match="0"):
         check.main([str(path), "3", "9"])
     out = capsys.readouterr().out.splitlines()
-    assert [line.split()[1] for line in out[:2]] == ["dynamic_routing", "network"]
-    assert out[-1] == "your network classifies 50% of 300 new drawn digits correctly"
+    assert [line.split()[0] for line in out[:6]] == ["1", "2", "3", "4", "5", "9"]  # what the training needs
+    assert out[-1] == "your network classifies 81% of 300 new drawn digits correctly"
     assert given[0].__globals__["squash_backward"].__globals__ is given[0].__globals__, (
         "all functions are the file's own"
     )
+    for text, fraction, said in (
+        (SOLUTION.replace("db = db + softmax", "db = db - softmax"), 0.81, "It learns in spite of the fault above: an"),
+        (SOLUTION.replace("db = db + softmax", "db = db - softmax"), 0.07, "It does not learn: repair the fault above"),
+        (SOLUTION, 0.07, "It does not learn."),
+    ):
+        path.write_text(text, encoding="utf-8")
+        accuracy = fraction
+        with pytest.raises(SystemExit, match=str(int(text != SOLUTION))):
+            check.main([str(path), "9"])
+        assert capsys.readouterr().out.splitlines()[-1].startswith(said)
     monkeypatch.undo()
     path.write_text(Path(exercises.__file__).read_text(encoding="utf-8"), encoding="utf-8")
     assert check.main([str(path), "9"]) == 1
@@ -221,6 +274,9 @@ def test_the_file_of_the_exercises_runs_the_example_by_hand(tmp_path: Path) -> N
     path.write_text(stubs.replace("if __name__ ==", SOLUTION + "\n\nif __name__ =="), encoding="utf-8")
     out = subprocess.run([sys.executable, path], capture_output=True, text=True, check=True).stdout.splitlines()
     assert out[1] == "iteration 2: couplings to A [0.62 0.62 0.62 0.38], lengths of A and B [0.69 0.06]"
+    path.write_text(stubs, encoding="utf-8")
+    done = subprocess.run([sys.executable, path], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (1, "dynamic_routing, exercise 3, is not written yet\n")
 
 
 def test_what_cannot_be_checked_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
