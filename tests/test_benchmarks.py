@@ -93,6 +93,11 @@ def test_bare_products_are_those_of_the_layers(monkeypatch: pytest.MonkeyPatch) 
     assert n_multiplied[:8] == [B * 16**2 * 16 * 25] * 2 + [B * 4096 * 136] * 3 + [8 * B * 4 * 4 * 5 * 4] * 3
     layers = [(28**2 * 81, 32), (10**2 * 81 * 32, 64), (800 * 8, 160), (2 * 160, 256), (2 * 256, 512), (2 * 512, 36**2)]
     assert n_multiplied[8:] == [B * n * m for k, (n, m) in enumerate(layers) for _ in range(3 if k else 2)]
+    step = benchmark.usual_products_step(B, 2)  # each of two threads has half of the images
+    products.reset_mock()
+    step()
+    halves = sum(a.size * b.shape[-1] for (a, b), _ in products.call_args_list)
+    assert (products.call_count, halves) == (2 * len(n_multiplied[8:]), sum(n_multiplied[8:]))
 
 
 def test_composites_are_rendered_and_parameters_updated(monkeypatch: pytest.MonkeyPatch) -> None:

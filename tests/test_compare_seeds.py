@@ -75,6 +75,9 @@ def test_three_seeds(fake: str, capsys: Capture) -> None:
     document = load("results/fake/0-2.json")
     assert document["command"] == "python compare_seeds.py ./fake.py --seeds 0:3 -- --shift 0.2"
     assert (document["headline"], document["dataset"], document["seeds"]) == ("top_accuracy", "numbers", [0, 1, 2])
+    assert main([fake, "--seeds", "0", "--threads", "2", "--jobs=1", "--resume"]) == 0
+    command = load("results/fake/0.json")["command"]
+    assert command == "python compare_seeds.py ./fake.py --seeds 0 --threads 2"  # numbers may depend on threads
     assert document["reference"] == "capsules"
     assert document["environment"] == {"python": "3", "git_commit": None}
     assert (document["config"], document["settings"]["default"]["config"]) == ({"shift": 0.2}, {})

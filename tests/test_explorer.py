@@ -720,8 +720,8 @@ def test_the_answers_of_each_iteration(measured: Any) -> None:
     image = np.array(m.driver.execute_script("showExample(2); updateDigits(); return Array.from(digits.image)"))
     image = image.reshape(1, 36, 36).astype(np.float32)
     lengths = [digit_scores(m, "capsnet", params, image, t)[0] for t in (1, 2, 3, 4, 5)]
-    for t in (2, 5):
-        m.driver.execute_script("setRouting(arguments[0], false); updateAnswer()", t)
+    for t, is_even in ((2, False), (3, True), (5, False)):  # what it says of even couplings, while they are even too
+        m.driver.execute_script("setRouting(arguments[0], arguments[1]); updateAnswer()", t, is_even)
         said = text_of(m.driver, "even-text")
         routed, even = said.split("With even couplings: ")
         assert f"Routed, iteration {t}: " in routed
@@ -732,7 +732,8 @@ def test_the_answers_of_each_iteration(measured: Any) -> None:
         bars = m.driver.execute_script(
             "return [...document.querySelectorAll('.bar .value')].map((e) => Number(e.textContent))"
         )
-        np.testing.assert_allclose(bars, lengths[t - 1], atol=0.0051)
+        np.testing.assert_allclose(bars, lengths[0 if is_even else t - 1], atol=0.0051)
+    m.driver.execute_script("setRouting(3, false)")
     assert np.abs(lengths[1] - lengths[4]).max() > 0.02
     grown, pair = lengths[2] - lengths[0], np.argsort(-lengths[2])[:2]
     others = np.delete(grown, pair)
@@ -767,6 +768,7 @@ def test_the_sum_of_the_votes_and_their_table_as_csv(measured: Any) -> None:
         table = {name: np.array(column, float) for name, column in zip(header, zip(*rows, strict=True), strict=True)}
         np.testing.assert_allclose(table["coupling"], c, atol=1e-5)
         np.testing.assert_allclose(np.stack([table[f"vote{d + 1}"] for d in range(16)], axis=1), votes[j], atol=1e-5)
+        np.testing.assert_allclose(table["length"], np.linalg.norm(cache.routing.u[0], axis=1), atol=1e-4)
         np.testing.assert_allclose(table["agreement"], votes[j] @ (cache.v[0, j]), atol=1e-4)
         side, types = m.config.primary_side, m.config.primary_types
         place = np.arange(side * side * types)
@@ -1873,6 +1875,7 @@ def test_a_gif_of_the_page(page: Any) -> None:
     assert not as_first[1]
     assert not as_first[-1]
     assert sum(as_first) > 6
+    assert "capsules are right" in text_of(page, "verdict")  # on a held-out view, at the end
 
 
 def test_a_static_host_serves_the_folder(page: Any, tmp_path: Path) -> None:

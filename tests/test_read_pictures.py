@@ -498,17 +498,17 @@ def test_too_many_pictures_for_the_memory_are_refused_before_any_is_read(tmp_pat
 
 @pytest.mark.parametrize("with_test", [False, True])
 def test_fewer_pictures_are_of_each_class_the_same_share(with_test: bool, tmp_path: Path) -> None:
-    names, counts = ("a", "b", "c"), (40, 20, 4)
-    parts = [(list(range(64)), np.repeat(range(3), counts))] + [(list(range(6)), np.arange(6) % 3)] * with_test
+    names, counts = ("a", "b", "c"), (400, 200, 40)
+    parts = [(list(range(640)), np.repeat(range(3), counts))] + [(list(range(6)), np.arange(6) % 3)] * with_test
     source = labelled_pictures.Source(parts, names)
     rng = np.random.default_rng
-    for n, expected in ((16, (10, 5, 1)), (1, (1, 1, 1)), (64, counts), (10**9, counts)):
+    for n, expected in ((160, (100, 50, 10)), (16, (10, 5, 1)), (1, (1, 1, 1)), (640, counts), (10**9, counts)):
         (items, labels), *test = labelled_pictures.fewer(source, n, rng(3)).parts
         if with_test:
             assert tuple(np.bincount(labels)) == expected
             assert test == parts[1:]
         else:  # a fifth of them becomes the test set
-            assert abs(len(labels) - min(64, max(6, n / 0.8))) <= 1
+            assert abs(len(labels) - min(640, max(6, n / 0.8))) <= 1
             assert min(np.bincount(labels)) >= 2
         np.testing.assert_array_equal(labels, parts[0][1][items])
     again, other = (labelled_pictures.fewer(source, 16, rng(seed)).parts[0][0] for seed in (3, 4))

@@ -39,6 +39,17 @@ def test_every_command_is_understood(row: redraw.Row) -> None:
         parse_flags(script, flags)
 
 
+def test_every_picture_of_a_page_is_found() -> None:
+    kinds = set()
+    for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
+        shown = [part.split(")")[0] for part in page.read_text(encoding="utf-8").split("![")[1:]]
+        paths = [(page.parent / part.split("](")[1]).resolve() for part in shown]
+        found = [(ROOT / path).resolve() for path in redraw.pictures_of(page)]
+        assert [path for path in paths if path not in found] == []
+        kinds |= {path.suffix for path in found}
+    assert kinds == {".png", ".gif", ".svg"}
+
+
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: Patch) -> Path:
     """A folder with the tables and one picture of the project, in which the scripts run."""

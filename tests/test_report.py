@@ -472,3 +472,16 @@ def test_the_commit_is_that_of_the_projects_own_root_and_dirty_where_code_has_ch
     Path("deep").mkdir(exist_ok=True)
     assert commit() is None
     results.git_commit.cache_clear()
+
+
+def test_stored_values_that_are_not_the_computed_ones_are_seen() -> None:
+    whole: Json = {"claims": [{"low": 0.1, "n": 3}, {"low": -0.2, "n": 4}], "word": "equal"}
+    assert report.is_same(whole, copy.deepcopy(whole))
+    for other in (
+        whole | {"claims": whole["claims"][:1]}, whole | {"claims": [*whole["claims"], {}]}, whole | {"word": "holds"},
+        whole | {"claims": whole["claims"][::-1]}, {"claims": whole["claims"]}, whole | {"more": 1},
+        whole | {"claims": [{"low": 0.1001, "n": 3}, whole["claims"][1]]},
+        whole | {"claims": [{"low": 0.1, "n": 3.0}, whole["claims"][1]]},
+    ):
+        assert not report.is_same(whole, other), other
+        assert not report.is_same(other, whole), other

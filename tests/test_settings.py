@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,6 +26,12 @@ OVERLAPPING = [
 ]
 APART = ["0:150 200:330", "-30:30 31:329", "300:400 60:280", "0:0 1:1", "-360:-350 20:300"]
 BOTH = "--train-elevations 10:35 --test-elevations 40:70"
+READ_AND_WRITTEN = [  # a file that is read and one that is written
+    ("more.mnist_affine_capsnet", "--canvas=40 --dataset=mnist --affnist=a --out-json=./a"),
+    ("more.mnist_affine_capsnet", "--canvas=40 --dataset=mnist --affnist=a --checkpoint=a"),
+    ("explorer.make_explorer", "--multimnist=a --out=a"), ("explorer.make_explorer", "--viewpoint=a --out=b/../a"),
+    ("explorer.make_explorer_gif", "--page=a --out=a"), ("explorer.make_explorer_gif", "--page=a --preview=a"),
+]
 OF_DIGITS = [
     ("--dataset strokes --data-dir .", "--data-dir: strokes has no files"),
     ("--n-train 31 --batch-size 32", "--n-train: 31 is less than a batch of --batch-size 32"),
@@ -183,3 +191,14 @@ def test_presets_and_flags_make_the_config() -> None:
     params = conv.make_models(matrix)["capsules"].init_params(np.random.default_rng(0))
     assert sum(p.size for p in params.values()) == 68_754
     assert from_json(views.Config, {"lr": 1 / 3}).lr == 1 / 3  # of a checkpoint: every digit
+
+
+@pytest.mark.parametrize(("module", "flags"), READ_AND_WRITTEN)
+def test_what_is_read_is_not_written_over(
+    module: str, flags: str, tmp_path: Path, monkeypatch: Patch, capsys: Capture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("b").mkdir()
+    Path("a").write_bytes(b"mine")
+    assert "is the same file as that of --" in usage_error(importlib.import_module(module), flags.split(), capsys)
+    assert Path("a").read_bytes() == b"mine"

@@ -258,6 +258,14 @@ def test_accuracy_against_steps_and_what_explains_the_first(monkeypatch: pytest.
     np.testing.assert_allclose(found.norms, 2 * 32)
     assert list(found.shares.values()) == pytest.approx([0, 1, 0])
 
+    def flat(dscores: Any, x: Any, need_dx: bool = False) -> Any:  # beyond the first step
+        is_moved = np.isin(x.max(axis=(1, 2, 3), keepdims=True), images.max(axis=(1, 2, 3)), invert=True)
+        return {}, backward(dscores, x)[1] * ~is_moved
+
+    monkeypatch.setattr(experiment, "make_models", lambda config: {"cnn": model._replace(backward=flat)})
+    found = attacks.measure_attacks(config, sets, {"cnn": TrainState("cnn", {})}, 1)["cnn"]
+    assert list(found.shares.values())[2] == 0  # a gradient that vanishes has no other sign
+
 
 def test_activations_and_assignments_are_those_of_the_attacked_capsules() -> None:
     small: dict[str, Any] = {"sizes": (4, 2, 2, 2), "n_train": 8}

@@ -306,7 +306,7 @@ def test_the_curves_are_of_the_median_seed_and_of_each_part(tmp_path: Path, monk
     for ax in fig.axes[1:]:
         check_held(ax, lines={label: [[1, 2], [0.5, 0.1 * k]] for k, label in enumerate(labels, 1)}, levels=[0.2])
     figures.draw_training_curves((figures.Config(seed=4, n_epochs=1), figures.Options()))
-    assert {seed for seed, *_ in trained[4:]} == {4}
+    assert {(seed, n_epochs) for seed, n_epochs, *_ in trained[4:]} == {(4, 1)}
     for n_epochs, says in ((m.Config().n_epochs, True), (1, False)):  # the reported runs have no other length
         fig = figures.draw_training_curves((figures.Config(n_epochs=n_epochs), figures.Options()))
         assert any("seed 9, the median of 3" in text.get_text() for text in fig.texts) == says
