@@ -24,6 +24,8 @@ from support.experiment import ROOT
 
 PAGE = ROOT / "docs" / "how_capsules_work.md"
 BLOCK = re.compile(r"^```(python|text)\n(.*?)^```\n", re.MULTILINE | re.DOTALL)
+OF_NOTEBOOK = """The lesson as a notebook. The output below a cell is the page's until you run it. The code under a bold
+line is folded on the page; JupyterLab hides it."""
 LINK = re.compile(r"(?<=\]\()(?![a-z]+:|#)([^)]+)(?=\))")
 
 
@@ -66,13 +68,16 @@ def as_shown(text: str, folder: Path) -> str:
 
 def notebook(folder: Path) -> dict[str, Any]:
     def parts() -> Iterator[dict[str, Any]]:
-        for k, cell in enumerate(cells()):
+        for k, cell in enumerate([Cell(OF_NOTEBOOK), *cells()]):
             part = {"id": f"cell-{k}", "source": cell.source, "metadata": {}}
             if cell.is_code and not cell.needs_torch:
                 outputs = [{"output_type": "stream", "name": "stdout", "text": cell.output}] if cell.output else []
                 hidden = {"jupyter": {"source_hidden": True}} if cell.is_folded else {}
                 yield part | {"cell_type": "code", "execution_count": None, "outputs": outputs, "metadata": hidden}
-            elif source := f"```python\n{cell.source}\n```" if cell.is_code else as_shown(cell.source, folder):
+            elif cell.is_code:
+                shown = f"```python\n{cell.source}\n```\n\n```text\n{cell.output}```"
+                yield part | {"cell_type": "markdown", "source": shown}
+            elif source := as_shown(cell.source, folder):
                 yield part | {"cell_type": "markdown", "source": source}
 
     kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
