@@ -221,6 +221,12 @@ REGISTERED: tuple[Claim, ...] = (
                 searches=("shapes_azimuths_dense_capsules_2_iterations.json",
                           "shapes_azimuths_dense_capsules_1_iterations.json"),
             ),
+            Condition(
+                "dense, new elevations", "smallnorb_novel_viewpoint/registered_routing_elevations.json",
+                "routed:capsules", "even:capsules", "held_out_accuracy", "3000:3176",
+                searches=("shapes_elevations_dense_capsules_2_iterations.json",
+                          "shapes_elevations_dense_capsules_1_iterations.json"),
+            ),
         ),
     ),
     Claim(
