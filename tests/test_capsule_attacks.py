@@ -450,6 +450,22 @@ def test_an_attack_along_another_network_goes_on_where_that_one_errs() -> None:
     assert not found.right["from_cnn"].any()
 
 
+def test_an_image_that_is_misled_on_the_way_stays_misled() -> None:
+    """Where the loss goes on to rise, so that twenty steps do no less than one."""
+
+    def scores(x: Array) -> Array:
+        return np.stack([np.full(len(x), 0.35), x.mean(axis=(1, 2, 3))], axis=1)
+
+    def gradient(x: Array, labels: Array, loss: Any) -> tuple[Array, Array, Array]:
+        return scores(x), 1 - x.mean(axis=(1, 2, 3)), np.where(x < 0.3, 1.0, -1.0)
+
+    network = attacks.Network(scores, gradient, {attacks.MARGIN: attacks.margin_loss})
+    images, effort = np.full((2, 1, 1, 1), 0.2), attacks.Effort(most_steps=20, queries=0)
+    found = attacks.attack(network, {}, images, np.zeros(2, int), (0.2,), (0, 1), np.random.default_rng(0), effort)
+    for kind in ("fgsm", "iterated"):
+        assert not found.right[kind + attacks.MARGIN].any(), kind
+
+
 def test_the_vote_routes_all_layers_but_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
     config = conv.Config(**{**vars(m.network_config(attack_config("--dataset", "voxels"))), "em_iters": 3})
     seen: list[tuple[bool, int]] = []
