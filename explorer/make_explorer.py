@@ -433,7 +433,8 @@ def page_of(about: Mapping[str, Any], weights: str) -> bytes:
     page = (TEMPLATE / "explorer.html").read_text(encoding="utf-8")
     for name in ("explorer.css", "networks.js", "explorer.js"):
         page = page.replace(f"{{{{{name}}}}}", (TEMPLATE / name).read_text(encoding="utf-8"))
-    described = json.dumps({**about, "pageCommit": git_commit()}, separators=(",", ":")).replace("</", "<\\/")
+    about = {**about, "pageCommit": git_commit("explorer/page")}
+    described = json.dumps(about, separators=(",", ":")).replace("</", "<\\/")
     return page.replace("{{about}}", described).replace("{{weights}}", weights).encode()
 
 

@@ -32,12 +32,12 @@ def is_git_root(folder: Path) -> bool:
 
 
 @functools.cache
-def git_commit() -> str | None:
-    """The commit of this code, with "-dirty" where a Python file is changed or new; None outside of a repository of its
-    own."""
+def git_commit(*others: str) -> str | None:
+    """The commit of this code, with "-dirty" where a Python file, or one of ``others``, is changed or new; None outside
+    of a repository of its own."""
     if not is_git_root(ROOT) or not (commit := git("rev-parse", "HEAD", cwd=ROOT).stdout.strip()):
         return None
-    changed = git("status", "--porcelain", "--untracked-files=all", "--", "*.py", cwd=ROOT).stdout
+    changed = git("status", "--porcelain", "--untracked-files=all", "--", "*.py", *others, cwd=ROOT).stdout
     return f"{commit}-dirty" if changed else commit
 
 

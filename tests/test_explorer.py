@@ -1042,6 +1042,14 @@ def test_a_dot_a_tiny_ring_and_a_full_canvas_are_no_digits(page: Any) -> None:
     expected = r"Capsules: an? \d alone. The other one is too small: draw it larger. "
     assert re.fullmatch(expected, text_of(page, "answer"))
     assert page.execute_script("return digits.colour[digits.named.indexOf(digits.found[0])]") == 0
+    lengths = "return [...digits.result.iterations[2].lengths]"
+    with_ring = page.execute_script(lengths)
+    page.execute_script("$('clear-one').click(); updateDigits()")
+    assert page.execute_script(lengths) == with_ring  # the tiny one was left out of the image
+    page.execute_script(ring, 11, False)
+    page.execute_script("setRouting(1, false); updateAnswer()")
+    assert "no digit. Draw it larger" in text_of(page, "answer")  # after any number of iterations
+    page.execute_script("setRouting(3, false)")
 
 
 def test_a_slider_changes_the_digit_and_reset_undoes_it(page: Any) -> None:
@@ -1435,7 +1443,7 @@ def test_a_lesson_shows_what_its_link_asks_for(page: Any) -> None:
     seen = page.find_element("tag name", "main").text
     assert "Routed, iteration" not in seen
     assert "inner ring" not in page.find_element("id", "ring-text").text
-    assert "CNN" not in page.find_element("id", "viewpoint").text.split("Try this")[0].split("from sides that it")[1]
+    assert "CNN" not in page.find_element("id", "viewpoint").text.split("Try this")[0]
     assert "CNN with pooling" not in page.find_element("id", "accuracy").text
     assert shown("#ring [data-model=cnn]") == [False] * 72
     page.execute_script("$('say').textContent = ''; showExample(3); setView(20, 30)")
@@ -1517,7 +1525,7 @@ def test_the_tour_covers_nothing_that_it_speaks_of(size: tuple[int, int], big: i
     spoken_of = {
         "draw": ["draw"], "bars": ["bars", "answer"], "recons": ["recon0", "recon1", "next-example"],
         "iterations": ["iterations", "lengths"], "slider": [".toured"], "plane": ["plane", "plane-iterations"],
-        "view": ["view"], "ring": ["ring", "verdict", "answer-cnn"],
+        "plane-text": ["plane-text"], "view": ["view"], "ring": ["ring", "verdict", "answer-cnn"],
     }
     for step in range(2 * page.execute_script("return TOUR.length")):
         drawn(page)
@@ -1570,7 +1578,7 @@ def test_the_tour_asks_shows_and_gives_everything_back(size: tuple[int, int], pa
         assert min(button.size["height"] for button in buttons) >= 36  # wherever in the page the box stands
         assert buttons[0].rect["x"] + buttons[0].rect["width"] + 10 < buttons[1].rect["x"]
         outlined = page.execute_script("const e = document.querySelector('.toured'); return e.id || e.className")
-        assert outlined.startswith("ring" if step == 13 else spoken_of[step // 2])
+        assert outlined.startswith({11: "plane-text", 13: "ring"}.get(step, spoken_of[step // 2]))
         page.find_element("id", "tour-end").send_keys(Keys.TAB)
         focused = page.execute_script("return document.activeElement.id")
         assert focused.startswith(next_stops[step // 2])
@@ -1963,3 +1971,68 @@ def test_nothing_leaves_the_page_and_the_console_is_silent(page: Any) -> None:
     files = {url.partition("#")[0].rpartition("/")[2] for url in urls if url.startswith("file:")}
     assert files <= {PAGE.name, MEASURED, "half.html"}
     assert page.get_log("browser") == []
+
+
+def test_a_digit_may_be_drawn_in_place_of_one_that_is_cleared(page: Any) -> None:
+    """Of a test image, whose other digit stays, in its link too."""
+    page.execute_script("""
+        showExample(0); selectLayer(1); $("clear-one").click();
+        const points = [[144, 90], [200, 90], [160, 200]].map(([x, y]) => ({ x, y }));
+        penDown(points[0], "test"); points.forEach(penTo); penUp(); updateDigits();""")
+    lengths = "return [...digits.result.iterations[2].lengths]"
+    of = "return [drawing.example, drawing.kept, drawing.strokes.length, layers.map(({ used }) => used)]"
+    before, text = page.execute_script(lengths), page.execute_script("return stateText()")
+    assert page.execute_script(of) == [0, [True, False], 1, [True, True]]
+    page.execute_script("restore('x=5'); restore(arguments[0])", text)
+    drawn(page)
+    assert page.execute_script(of) == [0, [True, False], 1, [True, True]]
+    assert page.execute_script(lengths) == pytest.approx(before, abs=1e-6)
+    page.execute_script("selectLayer(0); penDown({ x: 20, y: 20 }, 't'); penTo({ x: 90, y: 90 }); penUp()")
+    assert page.execute_script("return [drawing.example, drawing.strokes.length]") == [-1, 1]  # on the other: a new one
+    page.execute_script("$('undo').click()")
+    assert page.execute_script(of) == [0, [True, False], 1, [True, True]]
+
+
+def test_a_palm_after_a_stylus_draws_nothing(page: Any) -> None:
+    touch = """
+        const { left, top } = $("draw").getBoundingClientRect();
+        for (const [type, x] of [["pointerdown", 40], ["pointermove", 80], ["pointerup", 80]]) {
+            $("draw").dispatchEvent(new PointerEvent(type, { pointerId: 7, pointerType: arguments[0], button: 0,
+                clientX: left + x, clientY: top + x, bubbles: true }));
+        }
+        return drawing.strokes.length;"""
+    page.execute_script("$('clear').click(); $('draw').setPointerCapture = () => {}")
+    assert [page.execute_script(touch, kind) for kind in ("touch", "pen", "touch")] == [1, 2, 2]
+    page.execute_script("drawing.penSeen = -Infinity")
+    assert page.execute_script(touch, "touch") == 3
+
+
+@pytest.mark.parametrize(
+    ("pasted", "heading"), [("only=em", "em"), ("only=routing,em&hide=cnn,tray", "routing"), ("x=7", "digits")]
+)
+def test_a_link_without_a_section_begins_where_what_it_shows_does(pasted: str, heading: str, page: Any) -> None:
+    page.execute_script("restore('s=numbers'); scrollTo(0, 1e6); location.hash = arguments[0]", pasted)
+    settled(page, lambda: page.execute_script(
+        "const { top } = $(`${arguments[0]}-title`).getBoundingClientRect(); return 0 <= top && top < innerHeight / 3",
+        heading))
+    page.execute_script("restore('')")
+
+
+def test_a_lesson_without_answers_tells_none(page: Any) -> None:
+    """In no part but the bars and the reconstructions, which have names of their own."""
+    page.execute_script("restore('x=26&hide=answers,bars,reconstructions'); updateDigits(); $('why').open = true")
+    labels = page.execute_script("return about.digits.labels[25]")
+    seen = page.execute_script("""
+        return [...document.querySelectorAll("#digits p, #digits figcaption, #tray button, #coupling-text, #lengths")]
+            .filter((e) => e.getClientRects().length)
+            .map((e) => `${e.textContent} ${e.getAttribute("aria-label") ?? ""}`);""")
+    told = [text for text in seen if re.search(rf"(made of|Digit|a|an|to) ({labels[0]}|{labels[1]})\\b", text)]
+    assert told == []
+    assert not page.find_element("id", "ring").is_displayed()
+    assert page.execute_script("return $('walk-digit').value") == "0"
+    page.execute_script("restore('hide=cnn')")
+    words = page.execute_script("""
+        return [...document.querySelectorAll("#digits, #viewpoint > .intro, #viewpoint .answers")]
+            .filter((e) => e.getClientRects().length).map((e) => e.innerText).join(" ");""")
+    assert "CNN" not in words
+    page.execute_script("restore('')")

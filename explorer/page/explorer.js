@@ -139,6 +139,7 @@ const LAYER_SIDE = SIDE * ZOOM;
 const PEN = 3 * ZOOM;
 const MNIST_BOX = 20; // pixels, of the longer side of a digit
 const LEAST_BOX = MNIST_BOX / 2; // a drawing that is smaller becomes a blob when it is scaled
+const PALM = 2000; // ms after a stylus in which touches do not draw
 const MAX_OFFSET = 1.5; // pixels from the middle, so that two digits are no farther apart than in training
 const STEPS = 4096; // of a coordinate in a link, over twice the canvas: a stroke may leave it by half a side
 
@@ -156,6 +157,7 @@ const drawing = {
   last: 0, // the test image that was shown last
   kept: [true, true], // the digits of it that are
   past: [], // what Undo goes back to
+  penSeen: -Infinity, // ms, when a stylus was there last: a palm follows it
   pen: null, // while it is down: { id, type, at, begun }
   keys: { x: LAYER_SIDE / 2, y: LAYER_SIDE / 2, down: false, shown: false },
 };
@@ -210,19 +212,20 @@ function selectLayer(k) {
 }
 
 // The pen. Its points are those that a link can hold, so that the link's image is the same one. On a test image it begins
-// a new one once it moves: a tap leaves the test image as it is.
+// a new one once it moves: a tap leaves the test image as it is. In place of a digit that was cleared it draws another.
 const stepOf = (x) => Math.max(0, Math.min(STEPS - 1, Math.round(((x / LAYER_SIDE + 0.5) / 2) * STEPS)));
 const placeOf = (step) => ((2 * step) / STEPS - 0.5) * LAYER_SIDE;
 const snapped = ({ x, y }) => ({ x: placeOf(stepOf(x)), y: placeOf(stepOf(y)) });
 
 function penDown(place, id, type) {
   drawing.pen = { id, type, at: snapped(place), begun: false };
-  if (drawing.example < 0) beginStroke();
+  if (isFree()) beginStroke();
 }
+const isFree = () => drawing.example < 0 || !drawing.kept[drawing.layer];
 function beginStroke() {
-  const { layer, strokes, example, pen } = drawing;
+  const { layer, strokes, example, kept, pen } = drawing;
   const begun = { layer, points: [pen.at] };
-  change({ strokes: example < 0 ? [...strokes, begun] : [begun], example: -1 });
+  change(isFree() ? { strokes: [...strokes, begun], example, kept } : { strokes: [begun], example: -1 });
   drawing.pen = pen;
   pen.begun = true;
 }
@@ -330,6 +333,7 @@ function setUpDrawing() {
       if (drawing.pen.begun) redraw(drawing.past.pop());
       drawing.pen = null;
     }
+    if (event.pointerType === "touch" && performance.now() - drawing.penSeen < PALM) return;
     if (event.button !== 0 || (drawing.pen && drawing.pen.id !== "keys")) return; // one pointer: a palm does not join its line
     getSelection().removeAllRanges(); // a selection would be dragged instead
     canvas.setPointerCapture(event.pointerId);
@@ -337,6 +341,9 @@ function setUpDrawing() {
     penDown(position(event), event.pointerId, event.pointerType);
   });
   for (const type of ["mousedown", "dragstart", "selectstart"]) canvas.addEventListener(type, (event) => event.preventDefault());
+  for (const type of ["pointerdown", "pointermove", "pointerup"]) {
+    canvas.addEventListener(type, (event) => { if (event.pointerType === "pen") drawing.penSeen = performance.now(); });
+  }
   canvas.addEventListener("pointermove", (event) => {
     if (drawing.pen?.id !== event.pointerId) return;
     const parts = event.getCoalescedEvents?.() ?? [];
@@ -439,14 +446,20 @@ function dot(a, b) {
 // The capsule whose reconstruction resembles a layer gets the colour of this layer.
 function coloursOf(recon, pictures) {
   const likeness = (k, l) => dot(recon[k], pictures[l]) / (Math.sqrt(dot(recon[k], recon[k]) * dot(pictures[l], pictures[l])) + 1e-9);
-  if (!layers[0].used || !layers[1].used) return layers[1].used && !layers[0].used ? [1, 0] : [0, 1];
+  const [first, second] = layers.map((layer, k) => layer.used && pictures[k].some(Boolean));
+  if (!first || !second) return second && !first ? [1, 0] : [0, 1];
   return likeness(0, 0) + likeness(1, 1) >= likeness(0, 1) + likeness(1, 0) ? [0, 1] : [1, 0];
 }
 
 // Everything that follows from the drawing.
 function updateDigits() {
   const fit = $("fit").checked;
-  digits.pictures = layers.map((layer) => layerPicture(layer, fit));
+  const boxes = [0, 1].map(boxOf);
+  digits.small = [0, 1].filter((k) => boxes[k] !== null && boxes[k] < LEAST_BOX);
+  digits.isTiny = digits.small.length > 0 && !layers.some((layer, k) => layer.used && !digits.small.includes(k));
+  digits.box = Math.max(...boxes); // of a tiny drawing that is alone
+  const none = new Float32Array(SIDE * SIDE); // a tiny drawing beside another is left out: scaled, it would be a blob
+  digits.pictures = layers.map((layer, k) => (digits.small.includes(k) && !digits.isTiny ? none : layerPicture(layer, fit)));
   const [first, second] = digits.pictures;
   digits.image = first.map((value, k) => Math.max(value, second[k])); // as in training
   const start = performance.now();
@@ -469,8 +482,9 @@ function updateAnswer() {
   showBars(now);
   showReconstructions(now);
   showLengths();
-  if (dimensions.chosen === null && dimensions.digit !== digits.named[0]) {
-    dimensions.digit = digits.named[0];
+  const first = hides("answers") ? 0 : digits.named[0]; // which would be told
+  if (dimensions.chosen === null && dimensions.digit !== first) {
+    dimensions.digit = first;
     dimensions.offsets.fill(0);
   }
   showFormula(now);
@@ -491,28 +505,20 @@ function shareOf([first, second], image) {
 }
 
 // What make_explorer.py calls the evidence of no digit, one or two: `reasons` against any digit, and the digits found.
-// They were chosen for as many iterations as in training; after others the two longest are the answer.
+// Those of lengths were chosen for as many iterations as in training; after others the two longest are the answer.
 const isRuled = () => shownIteration() === about.digits.config.iterations;
 function found({ lengths }) {
   const { explains, least, explained, widest } = about.digits.naming;
-  digits.reasons = [];
-  digits.small = [];
-  if (!isRuled()) return isEmpty() ? [] : digits.named;
-  const two = digits.share >= explains;
-  const boxes = [0, 1].map(boxOf);
-  digits.small = [0, 1].filter((k) => boxes[k] !== null && boxes[k] < LEAST_BOX);
-  const large = [0, 1].filter((k) => layers[k].used && !digits.small.includes(k));
-  digits.isTiny = digits.small.length > 0 && !large.length;
-  if (digits.small.length && large.length) digits.width = strokeWidth(digits.pictures[large[0]]); // the other one is a blob
-  digits.explained = explainedBy(two || digits.small.length ? digits.recon : digits.recon.slice(0, 1), digits.image);
+  const two = digits.share >= explains && !digits.small.length;
+  digits.explained = explainedBy(two ? digits.recon : digits.recon.slice(0, 1), digits.image);
   digits.reasons = [
-    digits.isTiny && `the drawing is ${Math.max(...boxes).toFixed(1)} of ${SIDE} pixels large, less than ${LEAST_BOX}`,
-    lengths[digits.named[0]] < least && `the longest capsule has length ${lengths[digits.named[0]].toFixed(3)}, less than ${least}`,
-    digits.explained < explained && `what the capsules redraw explains ${percent(Math.max(0, digits.explained))} of the image, less than ${percent(explained)}`,
+    digits.isTiny && `the drawing is ${digits.box.toFixed(1)} of ${SIDE} pixels large, less than ${LEAST_BOX}`,
+    isRuled() && lengths[digits.named[0]] < least && `the longest capsule has length ${lengths[digits.named[0]].toFixed(3)}, less than ${least}`,
+    isRuled() && digits.explained < explained && `what the capsules redraw explains ${percent(Math.max(0, digits.explained))} of the image, less than ${percent(explained)}`,
     digits.width > widest && `the strokes of the small image are ${digits.width.toFixed(1)} pixels wide (twice area over outline), more than ${widest}`,
   ].filter(Boolean);
   if (isEmpty() || digits.reasons.length) return [];
-  return digits.small.length ? [digits.named[digits.colour.indexOf(large[0])]] : digits.named.slice(0, two ? 2 : 1); // that of the large drawing
+  return digits.named.slice(0, two || (!isRuled() && !digits.small.length) ? 2 : 1);
 }
 
 // 1 less the squared error that these reconstructions, laid over each other, leave of the image's square.
@@ -581,10 +587,10 @@ function showWhy() {
   text.replaceChildren();
   if (isEmpty()) return;
   const cleared = labels[drawing.example]?.filter((_, k) => !drawing.kept[k]) ?? [];
-  if (drawing.example >= 0) text.append(`The test image was made of ${labels[drawing.example].map((j) => `${article(j)} ${j}`).join(" and ")}${cleared.length ? `; you cleared the ${cleared[0]}` : ""}. `);
-  text.append(!isRuled() ? `Shown are the two longest capsules: no rule says how many digits there are but after ${about.digits.config.iterations} iterations of routing, as in training.` : digits.reasons.length
+  if (drawing.example >= 0 && !hides("answers")) text.append(`The test image was made of ${labels[drawing.example].map((j) => `${article(j)} ${j}`).join(" and ")}${cleared.length ? `; you cleared the ${cleared[0]}` : ""}. `);
+  text.append(!isRuled() && !digits.reasons.length ? `Shown are the two longest capsules: no rule says how many digits there are but after ${about.digits.config.iterations} iterations of routing, as in training.` : digits.reasons.length
     ? `The capsules find no digit: ${digits.reasons.join(", and ")}. The longest are ${digits.named.join(" and ")}.` : digits.small.length
-    ? `One drawing is ${boxOf(digits.small[0]).toFixed(1)} of ${SIDE} pixels large, less than ${LEAST_BOX}: scaled to the size of a digit it would be a blob, and is not counted.`
+    ? `One drawing is ${boxOf(digits.small[0]).toFixed(1)} of ${SIDE} pixels large, less than ${LEAST_BOX}: scaled to the size of a digit it would be a blob, and is left out of the image.`
     : `The second redrawn digit, ${article(b)} ${b}, removes ${share} of the squared error that the first leaves. ${digits.found.length === 2 ? "It is found, as it removes at least" : "It is not found, as it removes less than"} ${asked}.`);
 }
 
@@ -769,8 +775,8 @@ function showLengths() {
     shape(svg, "text", { x: x(t), y: bottom + 22, "text-anchor": "middle", class: current ? "strong" : "" }, t + 1);
     if (current) shape(svg, "path", { class: "now", d: `M${x(t)} ${top}V${bottom}` });
   }
-  const rank = (j) => digits.named.indexOf(j);
-  svg.setAttribute("aria-label", `Lengths after one to five iterations. ${digits.named.map((j) => `Digit ${j}: ${digits.result.iterations.map(({ lengths }) => lengths[j].toFixed(2)).join(", ")}`).join(". ")}`);
+  const rank = (j) => (hides("answers") ? -1 : digits.named.indexOf(j)); // else it would tell the two digits
+  svg.setAttribute("aria-label", `Lengths after one to five iterations. ${(hides("answers") ? [] : digits.named).map((j) => `Digit ${j}: ${digits.result.iterations.map(({ lengths }) => lengths[j].toFixed(2)).join(", ")}`).join(". ")}`);
   const used = [];
   for (const j of [...classes].sort((a, b) => rank(a) - rank(b))) {
     const points = digits.result.iterations.map(({ lengths }, t) => `${x(t)} ${y(lengths[j])}`);
@@ -838,6 +844,7 @@ function showCouplings({ c }) {
     text.append(bold("Couplings. "), digits.even ? "All are held at 0.100." : "In the first iteration all are 0.100, a tenth for each class: no small capsule prefers a digit.");
     return;
   }
+  if (hides("answers")) return;
   text.append(bold("Couplings. "), "Nine in ten small capsules are coupled ");
   digits.named.forEach((j, n) => {
     const [low, high] = couplingRange(c, j);
@@ -1351,7 +1358,7 @@ function updatePlane() {
     ...[0, 1, 2, 3].map((i) => row(`child ${i + 1}`, [0, 1].map((j) => r[2 * i + j].toFixed(3)))),
     row("sum R", mass.map((m) => m.toFixed(3))),
     row("mean μ", [0, 1].map((j) => pairOf(mu.slice(2 * j, 2 * j + 2)))),
-    row("variance σ²", [0, 1].map((j) => pairOf(sigmaSq.slice(2 * j, 2 * j + 2), 3).replaceAll("+", ""))),
+    row("variance σ²", [0, 1].map((j) => pairOf(sigmaSq.slice(2 * j, 2 * j + 2), 5).replaceAll("+", ""))),
     row("cost", costs.map((cost) => pairOf(cost, 3))),
     row("activation a", [0, 1].map((j) => bold(a[j].toFixed(3)))));
   const shown = costs.map((pair) => pair.map((cost) => Number(cost.toFixed(3)))); // so that what is shown adds up
@@ -1475,7 +1482,7 @@ function stateText() {
     w: DETAILS.filter((id) => $(id).open).join(","),
   };
   if (drawing.example >= 0) Object.assign(state, { x: drawing.example + 1, m: drawing.kept.map(Number).join("") });
-  else state.d = drawingText();
+  if (drawing.example < 0 || drawing.strokes.length) state.d = drawingText();
   for (const [key, value] of Object.entries(state)) if (value === "" && key !== "d") delete state[key];
   const text = new URLSearchParams(state).toString().replaceAll("%2C", ",");
   return `${text}&z=${checksum(text)}`;
@@ -1493,7 +1500,7 @@ function rememberSoon() {
 }
 
 // The state of a link, from the text after its #. What is not in it is as at the beginning.
-function restore(text = location.hash.slice(1)) {
+function restore(text = location.hash.slice(1), isPasted = false) {
   if (SECTIONS.includes(text)) text = `s=${text}`;
   const state = new URLSearchParams(text);
   const wrong = [];
@@ -1536,8 +1543,9 @@ function restore(text = location.hash.slice(1)) {
   const keys = [...state.keys()];
   for (const other of ["d", "m"]) if (keys.lastIndexOf("x") > keys.lastIndexOf(other)) state.delete(other); // a teacher's, last
   const strokes = read("d", drawingOf, null);
-  const example = strokes ? -1 : read("x", whole(1, about.digits.labels.length), 1) - 1;
   const kept = read("m", (word) => (/^(01|10|11)$/.test(word) ? [...word].map((one) => one === "1") : null), [true, true]);
+  const isBoth = state.has("x") && strokes?.every(({ layer }) => !kept[layer]); // strokes in place of a cleared digit
+  const example = strokes && !isBoth ? -1 : read("x", whole(1, about.digits.labels.length), 1) - 1;
   digits.child = read("i", whole(0, about.digits.config.side ** 2 * about.digits.config.types - 1), null);
   change({ strokes: strokes ?? [], example, kept });
   dimensions.chosen = read("k", whole(0, classes.length - 1), null);
@@ -1550,7 +1558,8 @@ function restore(text = location.hash.slice(1)) {
   view.elevation = read("h", decimal(-30, 80), part.opening.elevation);
   selectObject(read("o", whole(0, part.classes.length - 1), part.opening.object));
   wrong.push(...[...state.keys()].filter((key) => !KEYS.includes(key)));
-  const section = read("s", (word) => (SECTIONS.includes(word) ? word : null), null);
+  const first = isPasted ? lesson.only[0] ?? SECTIONS[0] : null; // where what it shows begins
+  const section = read("s", (word) => (SECTIONS.includes(word) ? word : null), first);
   link.copied = null;
   $("copied").hidden = true;
 
@@ -1606,7 +1615,7 @@ function setUpLink() {
     $(`${id}-title`).after(button);
   }
   addEventListener("scroll", () => { link.copied = null; });
-  addEventListener("hashchange", ({ newURL }) => { link.closeTour(); restore(new URL(newURL).hash.slice(1)); });
+  addEventListener("hashchange", ({ newURL }) => { link.closeTour(); restore(new URL(newURL).hash.slice(1), true); });
   for (const type of ["pointerdown", "keydown"]) addEventListener(type, () => { link.damaged = false; $("copied").hidden = true; }, true);
   for (const type of ["input", "click", "keyup", "scroll"]) addEventListener(type, rememberSoon);
   addEventListener("pointerup", remember); // at once: a stroke is not lost where the page is left
@@ -1649,18 +1658,18 @@ const TOUR = [
   { about: "recons", next: "next-example", place: "middle", hidden: "#recons figure",
     question: "From sixteen numbers a capsule can redraw its digit. Will each redrawn image hold one digit or both?",
     answer: "One each here, in the colours of the digits. “Next” shows other test images, not all of which come apart." },
-  { about: "iterations", place: "left", before: () => setRouting(1, false), reveal: () => setRouting(about.digits.config.iterations, false),
+  { about: "iterations", place: "left", hidden: "#lengths, #even-text", before: () => setRouting(1, false), reveal: () => setRouting(about.digits.config.iterations, false),
     question: "Small capsules vote for the digits. What happens when votes that agree count more?",
     answer: grownText },
   { about: "sliders",
     question: "Sixteen numbers describe a digit. What will one of them change?",
     answer: "The name beside each slider was measured. Move the upper ones: they change most." },
-  { about: "plane", next: "plane-iterations", before: () => setPlane(START.flat(2), 1), reveal: () => setPlane(START.flat(2), 3),
+  { about: "plane", then: "plane-text", next: "plane-iterations", before: () => setPlane(START.flat(2), 1), reveal: () => setPlane(START.flat(2), 3),
     question: "Another routing, EM, fits a Gaussian to votes. Which parent has votes that lie close together?",
     answer: "Parent A: after three iterations three of the four children are assigned to it. The slider shows each iteration." },
   { about: "view", then: "ring", place: "left", needs: "cnn answers", before: openView, hidden: "#verdict, #viewpoint .small-bars, #ring, #ring-text",
     question: "An object from a side that neither network has seen. Which network classifies it correctly?",
-    answer: "The sentence below the bars says which. The ring shows all its sides, the text below the means over many sets." },
+    answer: "The sentence below the bars says which. The ring shows all its sides. Means over many sets of shapes stand further down." },
 ];
 
 // What the iterations have done to the lengths.
