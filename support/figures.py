@@ -382,7 +382,7 @@ def with_reported_seed(
     reported runs: of the first setting in a file by compare_seeds.py that has this configuration, seed aside, as far as
     it has its fields. There may be none, nor such a file."""
     free = {"seed", "data_dir", *(name for name in ("dataset", "n_train", "n_test")
-                                  if getattr(config, name, None) in ("auto", 0))}
+                                  if getattr(config, name, None) in ("auto", None))}
     wanted = {name: value for name, value in dataclasses.asdict(config).items() if name not in free}
     wanted = json.loads(json.dumps(wanted, default=str))
     for found in settings_in(path) if (ROOT / path).exists() else ():
