@@ -1775,6 +1775,16 @@ def test_bars_are_seen_in_forced_colours(page: Any) -> None:
     page.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
     of = colours(page)
     assert min(contrast(of[name], np.ones(3)) for name in ("capsules", "third", "accent", "edge", "viewpointCnn")) >= 3
+    names = ("fill", "first", "second", "cnn", "viewpointCnn")
+    for scheme in ("dark", "light"):  # bars against their tracks, on paper too
+        for media, forced in (("screen", "active"), ("print", "none")):
+            wishes = {"forced-colors": forced, "prefers-color-scheme": scheme}
+            features = [{"name": name, "value": value} for name, value in wishes.items()]
+            page.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": media, "features": features})
+            of = colours(page)
+            bars = {name: contrast(of[name], of["track"]) for name in names}
+            assert min(bars.values()) >= 3, (scheme, media, bars)
+    page.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
 
 
 @pytest.mark.parametrize(

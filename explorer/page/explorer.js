@@ -717,8 +717,14 @@ function showWalk() {
   const parent = pair.map((d) => v[j * D + d]);
   at = draw($("place"), [...digits.result.iterations.flatMap(arrows), parent]);
   const shown = arrows(routed());
-  path($("place"), at, [[0, 0], parent], { class: "walk", style: "stroke:var(--text);stroke-width:5" });
-  shown.forEach((end) => path($("place"), at, [[0, 0], end], { class: "walk", style: `stroke:${colour}` }));
+  const arrow = (end, attributes) => { // a line from the middle, and its head
+    const [[x0, y0], [x, y]] = [[0, 0], end].map((point) => at(point).split(" ").map(Number));
+    const far = Math.hypot(x - x0, y - y0) + 1e-9;
+    const [u, w] = [(x - x0) / far, (y - y0) / far].map((part) => part * Math.min(9, far / 2));
+    shape($("place"), "path", { d: `M${x0} ${y0}L${x} ${y}M${x - u + w / 2} ${y - w - u / 2}L${x} ${y}L${x - u - w / 2} ${y - w + u / 2}`, ...attributes });
+  };
+  arrow(parent, { class: "walk", style: "stroke:var(--text);stroke-width:5" });
+  shown.forEach((end) => arrow(end, { class: "walk", style: `stroke:${colour}` }));
   arrows(digits.result.iterations[0]).forEach((end) => path($("place"), at, [[0, 0], end], { class: "edge", "stroke-dasharray": "3 3" }));
   $("place-text").textContent = `The votes for ${j} of the ${types} small capsules at one place, row ${Math.floor(place / side) + 1}, column ${(place % side) + 1}. An arrow is a vote times ten times its coupling: even couplings, a tenth, leave it as it is (dotted). Black: the capsule v. ${digits.even ? "All couplings are held at a tenth." : "A coupling grows where its vote agrees with v more than the other nine votes of its small capsule agree with theirs."}`;
   $("walk-digit").value = j;
