@@ -14,6 +14,7 @@ import argparse
 import ast
 import contextlib
 import copy
+import functools
 import inspect
 import pickle
 import sys
@@ -242,6 +243,13 @@ def mistakes(name: str, args: Sequence[Any]) -> Iterator[tuple[str, list[Array]]
     yield "has a wrong axis: the softmax is over the children, not over the parents", called(theirs[name], args)
 
 
+@functools.cache
+def known_mistakes(name: str) -> list[tuple[str, list[Array]]]:
+    """``mistakes`` for the arguments of the check, which are the same for every student's function."""
+    given = arguments()
+    return list(mistakes(name, [given[x] for x in inspect.signature(getattr(exercises, name)).parameters]))
+
+
 def faults(name: str, function: Callable[..., Any]) -> Iterator[tuple[str, str]]:
     """The outputs of a student's function that are wrong, each with what is wrong with it, in words."""
     _, outputs, n = FUNCTIONS[name]
@@ -255,7 +263,7 @@ def faults(name: str, function: Callable[..., Any]) -> Iterator[tuple[str, str]]
     wrong = [k for k in range(len(names)) if not close(got[k], wanted[k])]
     if not wrong:
         yield from rare_faults(name, function, right, args, parameters)
-    known = list(mistakes(name, args)) if wrong else []
+    known = [*known_mistakes(name)] if wrong else []
     known.sort(key=lambda mistake: -sum(map(close, got, mistake[1])))  # first what explains most of the outputs
     for k in wrong:
         x, y = got[k], wanted[k]
