@@ -200,6 +200,11 @@ REGISTERED: tuple[Claim, ...] = (
                 "cnn:cnn_matched", "held_out_accuracy", "2000:2352",
                 searches=("shapes_azimuths_dense_capsules_2_iterations.json", "shapes_azimuths_dense_cnn.json"),
             ),
+            Condition(
+                "dense, the write-up's objects", "smallnorb_novel_viewpoint/registered_voxels_azimuths.json",
+                "capsules:capsules", "cnn:cnn_matched", "held_out_accuracy", "3000:3680",
+                searches=("voxels_azimuths_dense_capsules_2_iterations.json", "voxels_azimuths_dense_cnn.json"),
+            ),
         ),
     ),
     Claim(
