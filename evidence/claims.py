@@ -215,6 +215,11 @@ REGISTERED: tuple[Claim, ...] = (
                 "cnn:cnn_matched", "held_out_accuracy", "2000:2176",
                 searches=("shapes_elevations_dense_capsules_2_iterations.json", "shapes_elevations_dense_cnn.json"),
             ),
+            Condition(
+                "dense, the write-up's objects", "smallnorb_novel_viewpoint/registered_voxels_elevations.json",
+                "capsules:capsules", "cnn:cnn_matched", "held_out_accuracy", "3000:3176",
+                searches=("voxels_elevations_dense_capsules_2_iterations.json", "voxels_elevations_dense_cnn.json"),
+            ),
         ),
     ),
     Claim(
