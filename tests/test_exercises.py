@@ -107,7 +107,7 @@ PLANTED = [  # function, a line of it, the wrong one, the diagnosis
      "loss has shape (1,) and not ()"),
     ("margin_loss", "* v / length[..., None]", "* v / np.sqrt((v * v).sum(axis=0))", "dv has a wrong axis: what"),
     ("spread_loss", "da[true] = -da.sum()", "", "da lacks the term with da"),
-    ("spread_loss", "shortfall[true] = 0", "", "loss is wrong in 1 of 1 entries; da is wrong in 1 of 5"),
+    ("spread_loss", "shortfall[true] = 0", "", "loss, da: each counts the true class too"),
     ("spread_loss", "2 * shortfall", "shortfall", "da is 0.5 times what it should be"),
     ("network", "ds.sum(axis=0)", "ds.sum(axis=0, keepdims=True)", "dbias has shape (1, 4) and not (4,)"),
     ("network", "ds = squash_backward(du, s)", "ds = du", "dkernel, dbias: each lacks the squash_backward in"),
@@ -149,6 +149,19 @@ PLANTED = [  # function, a line of it, the wrong one, the diagnosis
     ("network", "squash_backward(du, s)", "squash_backward(du, u)", "dbias: each has u for s in squash_backward"),
     ("network", "u_hat, steps)", "u_hat, steps[-1:])", "each goes back through the last iteration alone"),
     ("network", "margin_loss(v, target)", "margin_loss(v, 1 - target)", "dw: each has 1 - target for target"),
+    ("softmax_backward", "(c * dc).sum(axis=-1, keepdims=True)", "dc * c", "db has no sum in the product of c and dc"),
+    ("softmax_backward", "(c * dc).sum", "dc.sum", "db lacks the factor c in the sum"),
+    ("dynamic_routing_backward", "        dv = np.zeros_like(dv)\n", "", "passes the gradient of the last v to each"),
+    ("dynamic_routing_backward", "reversed(steps)", "steps", "du_hat goes through the iterations forwards"),
+    ("margin_loss", "(short**2).sum() + 0.5 * (long**2)", "short.sum() + (long / 2)", "lacks the square in both terms"),
+    ("margin_loss", "    length = ", "    target = 1 - target\n    length = ", "each has target and 1 - target in"),
+    ("m_step", "np.log(sigma_sq)", "2 * sigma_sq**0.5", "z has sigma for log sigma"),
+    ("m_step", "(r * a[:, None]).sum", "r.sum", "mu, sigma_sq, z: each leaves a out of the mass"),
+    ("m_step", "(r * a[:, None]).sum", "(r - r * a[:, None]).sum", "mu, sigma_sq, z: each has 1 - a for a in the mass"),
+    ("m_step", "weight = r * a[:, None]", "weight = r", "mu, sigma_sq, z: each leaves a out of the weights"),
+    ("m_step", "weight = r * a[:, None]", "weight = r * (1 - a)[:, None]", "each has 1 - a for a in the weights"),
+    ("e_step", "-np.logaddexp(0, -z)", "1 / (1 + np.exp(-z))", "r lacks the log in log sigmoid(z)"),
+    ("e_step", "-np.logaddexp(0, -z)", "z", "r has z for log sigmoid(z)"),
 ]
 
 
