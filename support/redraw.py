@@ -3,7 +3,7 @@
 
     python -m support.redraw                    # those of README.md
     python -m support.redraw docs/toys.md       # of another page
-    python -m support.redraw --all              # of every page
+    python -m support.redraw --all              # of every page; --data-dir FOLDER where MNIST cannot be downloaded
 
 The figure scripts ask this module where a picture may be written. That of a page is replaced by the page's own command,
 and by another one with --overwrite alone; else the new one goes to the same place below out/.
@@ -92,8 +92,9 @@ def files_of(row: Row) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in files if path.is_file()}
 
 
-def redraw(wanted: Collection[str] | None) -> None:
-    """Run the commands of the ``wanted`` pictures, or of all. Raises UserError where one fails."""
+def redraw(wanted: Collection[str] | None, data_dir: Path | None = None) -> None:
+    """Run the commands of the ``wanted`` pictures, or of all, with MNIST from ``data_dir`` where one is given. Raises
+    UserError where one fails."""
     rows = read_rows()
     if wanted is not None:
         first = [next((row for row in rows if row.draws(path)), None) for path in wanted]
@@ -106,7 +107,9 @@ def redraw(wanted: Collection[str] | None) -> None:
             n_left_out += 1
             continue
         before = files_of(row)
-        done = subprocess.run([sys.executable, *shlex.split(row.command)[1:]], cwd=ROOT, check=False)
+        place = ["--data-dir", str(data_dir.expanduser().absolute())] if data_dir else []
+        place = place if "--dataset mnist" in row.command else []
+        done = subprocess.run([sys.executable, *shlex.split(row.command)[1:], *place], cwd=ROOT, check=False)
         failed += [row.command] * (done.returncode != 0)
         for path, content in files_of(row).items():
             is_same = before.get(path) == content
@@ -123,18 +126,20 @@ def main(argv: Sequence[str]) -> None:
     parser = Parser(description="Draw the pictures of a page again, by the commands of docs/figures.md.")
     parser.add_argument("pages", nargs="*", type=Path, metavar="PAGE", help="Pages, such as docs/toys.md. (README.md)")
     parser.add_argument("--all", action="store_true", help="The pictures of every page.")
+    parser.add_argument("--data-dir", type=Path, metavar="FOLDER",
+                        help="Folder of the four MNIST files. (the cache, where they are downloaded to)")
     parser.add_argument("--help-all", action="help", help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
     if args.all and args.pages:
         raise UsageError("argument --all: not together with a page")
     if args.all:
-        redraw(None)
+        redraw(None, args.data_dir)
         return
     pages = args.pages or [ROOT / "README.md"]
     for page in pages:
         if not page.is_file():
             raise UserError(f"there is no page {page}")
-    redraw({path for page in pages for path in pictures_of(page)})
+    redraw({path for page in pages for path in pictures_of(page)}, args.data_dir)
 
 
 if __name__ == "__main__":

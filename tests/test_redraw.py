@@ -127,6 +127,17 @@ def test_pictures_are_drawn_again(project: Path, capfd: Capture) -> None:
     assert capfd.readouterr().err == "error: 2 of 5 commands failed: python bad.py\n"
 
 
+def test_a_folder_of_mnist_is_for_those_that_train_on_it(project: Path, capfd: Capture) -> None:
+    (project / "say.py").write_text("import sys; print('given', sys.argv[1:])")
+    rows = [f"| `{name}.png` | `python say.py {flags}` | 1 s |" for name, flags in
+            (("a", "--dataset mnist"), ("b", "--dataset voxels"))]
+    (project / redraw.TABLE).write_text("\n".join(rows))
+    assert redraw.main(["--all", "--data-dir", "~/digits"]) == 0
+    folder = str(Path("~/digits").expanduser())
+    given = [line for line in capfd.readouterr().out.splitlines() if line.startswith("given")]
+    assert given == [f"given {['--dataset', 'mnist', '--data-dir', folder]}", "given ['--dataset', 'voxels']"]
+
+
 @pytest.mark.parametrize(
     ("flags", "status", "message"),
     [(["--all", "README.md"], 2, "argument --all: not together with a page"), (["no.md"], 1, "there is no page no.md")],
