@@ -66,7 +66,7 @@ def capsnet_stages(config: Any, params: dict[str, Array]) -> list[Stage]:
               f"votes, dynamic\nrouting, {config.routing_iters} times", "routing"),
         *(Stage("units", (n,), "decoder", "", "one capsule\ndense, ReLU" if k == 1 else "dense\nReLU", f"decoder{k}")
           for k, n in enumerate(decoder, 1)),
-        Stage("map", (*blank.shape[1:], 1), "picture", "of one digit", "dense\nsigmoid", "decoder3"),
+        Stage("map", (*blank.shape[1:], 1), "image", "of one digit", "dense\nsigmoid", "decoder3"),
     ]
 
 
