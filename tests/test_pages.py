@@ -8,6 +8,7 @@ import html
 import importlib
 import io
 import itertools
+import json
 import re
 import shlex
 import urllib.parse
@@ -20,10 +21,12 @@ import pytest
 from cmarkgfm.cmark import Options
 
 import visualize_multimnist_capsnet
+from evidence.claims import CLAIMS, REGISTERED, Condition
 from evidence.report import read_result
 from helpers import ROOT
 from more import visualize_capsule_attacks, visualize_conv_matrix_capsules
-from support.experiment import script_path
+from smallnorb_novel_viewpoint import parse
+from support.experiment import load_script, script_path
 from support.statistics import read_comparison
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -135,15 +138,15 @@ def test_every_flag_on_a_page_is_one_of_its_script() -> None:
     assert [asked for asked in found if not re.search(rf"{asked[1]}\b(?!-)", help_of(asked[0]))] == []
 
 
-def tables_of_errors() -> list[tuple[str, str]]:
-    """Page and cell of every number in the column "here" of a table with a column of commands."""
+def tables_of_errors() -> list[tuple[str, str, str]]:
+    """Page, cell and command of every number in the column "here" of a table with a column of commands."""
     found = []
     for page in PAGES:
         tables = re.findall(r"(?:^\|.*\n)+", page.read_text(encoding="utf-8"), re.MULTILINE)
         for table in (table for table in tables if "command for one seed" in table):
             head, _, *rows = ([cell.strip() for cell in line.split("|")] for line in table.splitlines())
             here = next(k for k, cell in enumerate(head) if cell.startswith("here"))
-            found += [(page.name, row[here]) for row in rows if "%" in row[here]]
+            found += [(page.name, row[here], row[here + 1]) for row in rows if "%" in row[here]]
     return found
 
 
@@ -157,12 +160,31 @@ def errors_in(path: str) -> Iterator[float]:
 
 
 def test_there_is_a_table_of_errors_on_every_page_of_an_experiment() -> None:
-    assert len({page for page, _ in tables_of_errors()}) == 6
+    assert len({page for page, *_ in tables_of_errors()}) == 7
 
 
-@pytest.mark.parametrize(("page", "cell"), tables_of_errors())
-def test_errors_are_those_of_the_results(page: str, cell: str) -> None:
-    """Each is a condition's of the claims with as many seeds, or of the single run in the file that it links to."""
+OF_BOTH = ("dataset", "test_azimuths", "test_elevations", "n_test", "standardize")
+OF_SIDE = {False: ("lr", "n_epochs", "weight_decay", "variance_floor"),
+           True: ("cnn_lr", "cnn_epochs", "cnn_weight_decay")}  # whether it is a CNN
+WHOLE = re.compile(r"`python (?:-m more\.)?(smallnorb_novel_viewpoint|conv_matrix_capsules)(?:\.py)? ([^`]+)`")
+
+
+def differing_settings(condition: Condition, asked: Any) -> list[str]:
+    """The settings of data and of either network in which a configuration is not that of a condition's runs."""
+    found = []
+    for side in (condition.first, condition.second):
+        *part, model = side.split(":")
+        config = read_comparison(ROOT / "results" / "#".join([condition.file, *part]))["config"]
+        found += [f"{model}: {key}" for key in (*OF_BOTH, *OF_SIDE[model.startswith("cnn")])
+                  if key in config and (getattr(asked, key) is not None or not key.startswith("test_"))
+                  and json.loads(json.dumps(getattr(asked, key))) != config[key]]
+    return found
+
+
+@pytest.mark.parametrize(("page", "cell", "command"), tables_of_errors())
+def test_errors_are_those_of_the_results(page: str, cell: str, command: str) -> None:
+    """Each is a condition's of the claims with as many seeds, or of the single run in the file that it links to. A
+    whole command that trains networks of views has the settings of the condition's runs."""
     errors, (n,) = tuple(re.findall(r"([\d.]+) %", cell)), re.findall(r"\((\d+) seeds?\)", cell)
     assert len(errors) == 2
     if link := re.search(r"\]\(\.\./(results/.*?)\)", cell):
@@ -170,9 +192,15 @@ def test_errors_are_those_of_the_results(page: str, cell: str) -> None:
         assert {*errors} <= known
         return
     document = read_result(ROOT / "results" / "claims.json")
-    claims = (*document["claims"], *document["registered"])
-    conditions = [c for claim in claims for c in claim["conditions"] if str(c.get("n")) == n]
-    assert errors in [tuple(f"{100 - 100 * c[side]:.1f}" for side in ("first", "second")) for c in conditions]
+    meant = [condition for key, claims in (("claims", CLAIMS), ("registered", REGISTERED))
+             for claim, entry in zip(claims, document[key], strict=True)
+             for condition, c in zip(claim.conditions, entry["conditions"], strict=True)
+             if str(c.get("n")) == n and errors == tuple(f"{100 - 100 * c[side]:.1f}" for side in ("first", "second"))]
+    assert meant
+    if (whole := WHOLE.fullmatch(command)) and (script := script_path(whole[1])):
+        module = load_script(script)
+        asked = parse(module.Config, module.Options, shlex.split(whole[2]))[0]
+        assert [] in [differing_settings(condition, asked) for condition in meant]
 
 
 def seed_commands() -> list[tuple[str, list[str]]]:
