@@ -111,6 +111,13 @@ def mat(digits: Digits) -> dict[str, bytes]:
     return {"emnist-digits.mat": stream.getvalue()}
 
 
+def other_head(digits: Digits) -> dict[str, bytes]:
+    """As a spreadsheet writes it: a mark of its encoding, and names in quotes, one of which float() takes."""
+    written = csv("digits-{}.csv")(digits)
+    marked = {name: "\ufeff".encode() + content for name, content in written.items()}
+    return {name: x.replace(b"label", b'"Label"').replace(b"pixel783", b'"nan"') for name, x in marked.items()}
+
+
 KERAS = ("x_train", "y_train", "x_test", "y_test")
 FORMS: dict[str, Form] = {
     "MNIST": idx_files(),
@@ -127,12 +134,14 @@ FORMS: dict[str, Form] = {
     "Kaggle": csv(),
     "without a head": csv("mnist_{}.csv", head=False),
     "numpy.savetxt": csv(head=False, number="%.18e"),
+    "another head": other_head,
     "the label last": csv("digits-{}.csv", last=True),
     "EMNIST's CSV": lambda d: csv("emnist-mnist-{}.csv", head=False)(turned(d)),
     "Keras": npz(*KERAS),
     "long names": npz("train_images", "train_labels", "test_images", "test_labels"),
     "without names": npz("arr_0", "arr_1", "arr_2", "arr_3"),
     "in another order": lambda d: npz("arr_0", "arr_2", "arr_1", "arr_3")(d),
+    "rows without names": npz(*(f"arr_{k}" for k in range(4)), convert=lambda x: x.reshape(len(x), -1)),
     "0 to 1": npz(*KERAS, convert=lambda x: x[..., None] / 255),
     "black or white": npz(*KERAS, convert=lambda x: x >= 128),
     "0 to 255, long": npz(*KERAS, convert=lambda x: x.reshape(len(x), -1).astype(np.int64)),
@@ -212,6 +221,8 @@ BAD: dict[str, tuple[dict[str, bytes], str]] = {
     "two sets": (GOOD | {f"emnist-{k}": v for k, v in GOOD.items()}, "{} holds several sets"),
     "letters": (GOOD | {LABELS: idx(np.full(40, 26, np.uint8))}, "{} has the label 26"),
     "fewer labels": (GOOD | {LABELS: idx(np.zeros(39, np.uint8))}, "{} has 40 images, but 39 labels"),
+    "more labels": (GOOD | {LABELS: idx(np.zeros(41, np.uint8))}, "{} has 40 images, but 41 labels"),
+    "fewer labels of the test": (GOOD | {"t10k-labels-idx1-ubyte": idx(np.zeros(19, np.uint8))}, "{} has 20 images"),
     "labels of pictures": (GOOD | {LABELS: idx(np.zeros((40, 3), np.uint8))}, "{} has labels of the shape (40, 3)"),
     "32 x 32": (GOOD | {IMAGES: idx(np.zeros((40, 32, 32), np.uint8))}, "{} has images of the shape (40, 32, 32)"),
     "no digit": (GOOD | {IMAGES: idx(np.zeros((0, 28, 28), np.uint8))}, "{} has images of the shape (0, 28, 28)"),
@@ -223,6 +234,7 @@ BAD: dict[str, tuple[dict[str, bytes], str]] = {
     "an empty table": ({"train.csv": b""}, "train.csv cannot be read: it has no row"),
     "half a label": (npz(*KERAS)((*some()[:1], some()[1] + 0.5, *some()[2:])), "{} has the label 9.5"),
     "no number": (npz(*KERAS, convert=lambda x: x * np.nan)(some()), "{} has images of nan to nan"),
+    "below 0": (npz(*KERAS, convert=lambda x: x - 1.0)(some()), "{} has images of -1 to 254"),
     "beyond 255": (npz(*KERAS, convert=lambda x: x * 2.0)(some()), "{} has images of 0 to 510"),
     "other arrays": (npz("a", "b", "c", "d")(some()), "mnist.npz has the arrays a, b, c, d, not x_train"),
     "objects": (npz("arr_0", "arr_1", "arr_2", "arr_3")((*some()[:3], np.array([None]))), "mnist.npz is no .npz file"),

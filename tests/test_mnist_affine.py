@@ -195,6 +195,7 @@ def test_what_is_no_affnist_file_is_one_line(
         error = failure(m, [*config, "--affnist", str(path)], capsys)
         assert str(path) in error
         says = {"archive": "is a ZIP file: unpack it", "hdf": "with the option -v7", "7.3": "with the option -v7"}
+        assert f"it is no affNIST file: {path}" in error
         assert says.get(path.stem, "") in error
 
 

@@ -95,13 +95,14 @@ def test_a_picture_is_resized_and_padded_with_the_level_of_its_border(tmp_path: 
     small = read_square(tmp_path / "wide.png", 80, 1)[..., 0]  # is enlarged
     assert small[40, 40] == 240
     assert small[5, 5] == 80
+    assert len(np.unique(small)) > 3  # with levels between those of its pixels
 
 
 def test_colours_palettes_bits_frames_and_transparency(tmp_path: Path) -> None:
     colours = Image.new("RGB", (16, 16), (200, 100, 50))
     clear = np.full((16, 16, 4), (255, 255, 255, 0), np.uint8)  # whatever colour transparent pixels have
-    clear[4:12, 4:12] = (20, 20, 20, 255)  # dark on transparent: on white
-    bright = np.where(clear[:, :, 3:] > 0, np.uint8(240), clear)  # bright on transparent: on black
+    clear[4:12, 4:12] = (115, 115, 115, 255)  # dark on transparent: on white
+    bright = np.where(clear[:, :, 3:] > 0, np.uint8(140), clear)  # bright on transparent: on black
     bright[..., 3] = clear[..., 3]
     frames = [Image.new("L", (16, 16), level) for level in (90, 200)]
     frames[0].save(tmp_path / "two.gif", save_all=True, append_images=frames[1:])
@@ -111,11 +112,12 @@ def test_colours_palettes_bits_frames_and_transparency(tmp_path: Path) -> None:
         image.save(tmp_path / name)
     for name, channels, corner, middle in (
         ("a.bmp", 3, [200, 100, 50], [200, 100, 50]), ("a.bmp", 1, 124, 124), ("bits.png", 1, 255, 255),
-        ("clear.png", 1, 255, 20), ("clear.png", 3, 255, 20), ("bright.png", 1, 0, 240), ("two.gif", 1, 90, 90),
+        ("clear.png", 1, 255, 115), ("clear.png", 3, 255, 115), ("bright.png", 1, 0, 140), ("two.gif", 1, 90, 90),
     ):
         read = read_square(tmp_path / name, 16, channels)
         assert (read[0, 0] == corner).all(), name
         assert (read[8, 8] == middle).all(), name
+    assert pictures.read_square(tmp_path / "clear.png", 16, 1).extremes == (0, 255)  # with its background
 
 
 def test_a_photograph_is_upright_and_may_be_decoded_at_a_fraction_of_its_size(tmp_path: Path) -> None:
@@ -213,6 +215,20 @@ def test_what_is_no_text_or_shows_nothing_is_one_line(tmp_path: Path) -> None:
     Image.new("L", (20, 20), 90).save(tmp_path / "blank.png")
     with pytest.raises(OSError, match=r"blank.png has nothing that stands out from its background"):
         pictures.read_strokes(tmp_path / "blank.png", 28, 20)
+    for ground, level in ((90, 90 + 33), (140, 20)):  # brighter by an eighth of white; dark on bright
+        faint = Image.new("L", (28, 28), ground)
+        faint.putpixel((14, 14), level)
+        faint.save(tmp_path / "faint.png")
+        assert pictures.read_strokes(tmp_path / "faint.png", 28, 20).max() == 1
+
+
+def test_what_takes_long_is_counted_on_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    for is_terminal in (False, True):
+        monkeypatch.setattr(files.sys.stderr, "isatty", lambda is_terminal=is_terminal: is_terminal)
+        for quiet in (False, True):
+            assert list(files.with_progress("ab", "letter", quiet)) == ["a", "b"]
+            lines = "\r\x1b[Kletter 1 of 2\r\x1b[Kletter 2 of 2\r\x1b[K"
+            assert capsys.readouterr().err == lines * (is_terminal and not quiet)
 
 
 def test_a_set_that_shows_little_is_a_warning(tmp_path: Path, capsys: Capture) -> None:
@@ -280,6 +296,8 @@ def test_numbers_of_a_kind_or_a_range_that_no_training_had(tmp_path: Path) -> No
     ):
         with pytest.raises(OSError, match=says):
             pictures.square_of_set(tmp_path / name, 20, 1, levels)
+    thrice: Any = {"whole numbers": (0, 1360)}  # which is cut, and no other range yet
+    assert (pictures.square_of_set(tmp_path / "deep.png", 20, 1, thrice) == 255).all()
     for ends, grey in (((0, 1), 51), ((0, 4095), 51), ((-1, 1), 51), ((1, 101), 128), ((0, 51), 255)):  # as 8 bits
         assert (pictures.square_of_set(tmp_path / "bytes.png", 20, 1, {"arrays": ends}) == grey).all()
 
@@ -316,6 +334,16 @@ def test_sizes_endings_and_colours_may_be_mixed(tmp_path: Path) -> None:
     big = write_folder(tmp_path / "big", n=2, sides=(70,))
     assert sets_of(big).train.images.shape[1] == 32
     assert sets_of(write_folder(tmp_path / "small", n=2, sides=(9,))).train.images.shape[1] == 20
+
+
+def test_the_size_is_that_of_pictures_spread_over_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(labelled_pictures, "N_MEASURED", 2)
+    for name, side in (("a", 20), ("b", 30)):
+        write_folder(tmp_path / "two", [name], n=3, sides=(side,))
+    assert sets_of(tmp_path / "two").train.images.shape[1] == 25
+    wide = {key: x[:, :15] if key == "x_train" else x for key, x in arrays(side=30).items()}
+    np.savez(tmp_path / "wide.npz", **wide)
+    assert sets_of(tmp_path / "wide.npz").train.images.shape[1] == 30  # the longer side of an array too
 
 
 def test_what_is_left_out_is_counted_by_its_endings(folder: Path, capsys: Capture) -> None:
@@ -410,6 +438,8 @@ LAYOUTS: list[tuple[Mapping[str, Sequence[str]], Sequence[str], tuple[int, int],
     ({"test": PAIR, "val": ["{}.png"], ".": PAIR}, PAIR, (8, 8), "4 pictures of no class (val)"),
     ({"archive/pets": PAIR}, PAIR, (6, 2), ""),
     ({".": ("bus", "car", "train")}, ("bus", "car", "train"), (9, 3), ""),
+    ({".": ("cars", "tests", "trains")}, ("cars", "tests", "trains"), (9, 3), ""),
+    ({".": ("cat.{}.png", "train.{}.png")}, ("cat", "train"), (6, 2), "are from the files' names: cat, train"),
     ({"train": PAIR, "test/cat": ("left", "right")}, PAIR, (8, 8), ""),
     ({"images": PAIR, "masks": PAIR}, ("images", "masks"), (12, 4), "have folders cat and dog"),
     ({"trn": PAIR, "tst": PAIR}, ("trn", "tst"), (12, 4), "warning: several classes have folders cat and dog"),
@@ -472,6 +502,8 @@ def test_too_few_classes_or_pictures_are_one_line(tmp_path: Path) -> None:
     text = fault_of(write_folder(tmp_path / "single", n=1))
     assert "one picture of the class dark left, without copies, and two are needed" in text
     assert "make FOLDER/CLASS/1.jpg" in text
+    write_folder(tmp_path / "last", ["a"])
+    assert "one picture of the class b, " in fault_of(write_folder(tmp_path / "last", ["b"], n=1, seed=1))
     assert len(sets_of(write_folder(tmp_path / "pairs", n=2)).test.labels) == 3
     (tmp_path / "nothing").mkdir()
     assert "has no pictures: make FOLDER/CLASS" in fault_of(tmp_path / "nothing")
@@ -490,7 +522,7 @@ def test_too_many_pictures_for_the_memory_are_refused_before_any_is_read(tmp_pat
     source = labelled_pictures.Source(
         [(range(100_000), labels)], ("a", "b"), lambda *_: pytest.fail("has read one"), lambda item: 16
     )
-    for side, channels in ((128, 1), (64, 3)):
+    for side, channels in ((80, 1), (64, 3)):  # 2.4 and 4.6 GiB; the limit is 2
         with pytest.raises(OSError, match="take fewer with --n-train, or a smaller --image-size"):
             labelled_pictures.read_all(tmp_path, source, side, channels)
     assert labelled_pictures.MAX_BYTES >= 4 * 100_000 * 32 * 32 * 3
@@ -551,6 +583,8 @@ def test_npz_labels_and_their_names(tmp_path: Path, capsys: Capture) -> None:
     x, y = plain["x_train"], plain["y_train"]
     np.savez(path, x_train=x, y_train=np.array(["z", "b", "猫"])[y])
     assert sets_of(path).classes == ("b", "z", "猫")
+    np.savez(path, x_train=x, y_train=np.array(["cafe\u0301", "b", "c"])[y])
+    assert sets_of(path).classes == ("b", "c", "caf\u00e9")  # of two ways to write the last letter the usual one
     np.savez(path, x_train=x, y_train=10.0 * y + 5, classes=np.array(["five", "fifteen", "twenty-five"]))
     sets = sets_of(path)
     assert sets.classes == ("five", "fifteen", "twenty-five")

@@ -180,9 +180,11 @@ FAULTS = [  # a file of the training set, its content, and what the line has to 
     ("cat", encode(np.zeros(20, np.float32)), "its header is that of another file"),
     ("cat", encode(make_arrays("training", 19).cat), "it has 20 items, and the file of its labels 19"),
     ("cat", encode(make_arrays("training", 20).cat + np.int32(1)), "cat.mat.gz or "),
-    ("cat", struct.pack("<5i", MAGIC["int32"], 1, 2**31 - 1, 1, 1) + bytes(400), "its header is that of another file"),
+    ("cat", struct.pack("<5i", MAGIC["int32"], 1, 24_301, 1, 1) + bytes(400), "its header is that of another file"),
     ("info", sound("info", "testing"), "or the training files are those of the other set"),
     ("info", encode((make_arrays("training", 20).info * [1, 0, 1, 1] + [0, 9, 0, 0]).astype(np.int32)), "is damaged"),
+    ("info", encode(make_arrays("training", 20).info + np.array([0, 0, 1, 0], np.int32)), "or the training files are"),
+    ("info", encode((make_arrays("training", 20).info * [1, 1, 1, 0] + [0, 0, 0, 6]).astype(np.int32)), "is damaged"),
     ("info", None, "has no smallnorb-5x46789x9x18x6x2x96x96-training-info.mat"),
 ]
 FLAGS = "--dataset smallnorb --n-epochs 1 --train-azimuths 0:170 --test-azimuths 180:350 --data-dir"
