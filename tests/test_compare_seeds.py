@@ -111,6 +111,12 @@ def test_metrics_are_stored_to_six_digits() -> None:
     assert compare_seeds.shortened(metrics) == short
 
 
+def test_a_file_has_the_name_of_its_seeds(fake: str) -> None:
+    assert compare_seeds.parse_command([fake])[0].seeds == [0, 1, 2]
+    for seeds, name in (("5,2,9,3", "2-9"), ("7", "7")):
+        assert compare_seeds.parse_command([fake, "--seeds", seeds])[0].out == Path("results", "fake", f"{name}.json")
+
+
 def test_options_that_keep_more(fake: str) -> None:
     assert main([fake, "--seeds", "4", "--keep-history", "--keep-seconds", "--name", "n"]) == 0
     run = load("results/fake/n.json")["settings"]["default"]["runs"][0]

@@ -207,7 +207,7 @@ def test_a_search_has_its_grid_its_best_values_and_their_test() -> None:
 
 
 def test_accuracies_in_sentences_are_those_of_the_tables() -> None:
-    page = """Capsules 0.747, CNN 0.686, a rate of 0.005, `0.999`, 10.555.
+    page = """Capsules 0.747, CNN 0.686, 0.123 or 1.000, a rate of 0.005, `0.999`, 10.555.
 
 | model | accuracy |
 |---|---|
@@ -216,19 +216,24 @@ def test_accuracies_in_sentences_are_those_of_the_tables() -> None:
 ```
 0.444
 ```
+Between 0.222
+```
+0.444
+```
 """
-    assert report.loose_accuracies(page) == ["0.747"]
+    assert report.loose_accuracies(page) == ["0.747", "0.123", "1.000", "0.222"]
 
 
 def test_intervals_in_sentences_are_those_of_the_claims() -> None:
     conditions = [
         {"n": 10, "low": -0.0306, "high": -0.005},
         {"n": 7, "low": 0.00041, "high": 0.0368},
-        {"condition": "x"}, {"n": 10, "low": None, "high": None},
+        {"n": 8, "low": -0.011, "high": 0.024}, {"condition": "x"}, {"n": 10, "low": None, "high": None},
     ]
     claimed = {"registered": [{"conditions": conditions[:1]}], "claims": [{"conditions": conditions[1:]}]}
     right = ["(−3.1 to −0.5)", "(0.5 to\n3.1)", "(−3.06 to −0.50, 10 seeds)", "(+0.0 to +3.7, 7 sets)"]
     wrong = ["(+0.5 to +3.1)", "(−3.1 to −0.6)", "(0.5 to 3.1, 7 seeds)", "(0.5 to 3.1, ten seeds)", "(0.04 to 0.5)"]
+    right, wrong = [*right, "(−1.1 to +2.4)"], [*wrong, "(−1.1 to −2.4)"]
     text = " and ".join([*right, *wrong]) + "\n| (1.0 to 2.0) |\n`(1.0 to 2.0)`"
     assert report.loose_intervals(text, claimed) == wrong
 
@@ -334,6 +339,7 @@ PLANTED: list[tuple[tuple[Any, ...], Any, str]] = [  # where, the wrong value, t
     (("settings", "default"), {"values": {}, "runs": [], "failures": [{"seed": k} for k in range(3)]}, "(IndexError"),
     (("environment", "git_commit"), None, "names no commit"),
     (("environment", "git_commit"), "--all", "names no commit"),
+    (("environment", "git_commit"), "a" * 12, "names no commit"),
     (("environment", "git_commit"), "a" * 40, "which is not in the history"),
     (("environment", "git_commit"), "a" * 40 + "-dirty", "from a tree with uncommitted changes"),
     (("environment",), None, "names no commit"),
@@ -432,6 +438,20 @@ def test_results_older_than_the_code_are_listed_and_their_flags_may_be_gone(page
     assert "understood" not in err
 
 
+def test_what_a_claim_names_is_used(page: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    page.write_text("")
+    shutil.copytree("results/fake", "results/search")
+    git("add", "results")
+    c = claims.Condition("x", "fake/r.json", "capsules", "cnn", "loss", "0:1", searches=("g.json", "p.json"))
+    for which, used in (("REGISTERED", {"fake/r", "search/g", "search/p"}), ("CLAIMS", {"fake/r"})):
+        with monkeypatch.context() as patch:
+            patch.setattr(claims, which, (claims.Claim("", "", "", (c,)),))
+            patch.setattr(report, "make_claims", lambda: {"registered": [], "claims": []})
+            said = "\n".join(faults(capsys))
+        files = {f"{folder}/{name}" for folder in ("fake", "search") for name in "rgp"}
+        assert {file for file in files if f"results/{file}.json is used by no page" not in said} == used
+
+
 def test_the_commit_is_that_of_the_projects_own_root_and_dirty_where_code_has_changed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -472,6 +492,13 @@ def test_the_commit_is_that_of_the_projects_own_root_and_dirty_where_code_has_ch
     Path("deep").mkdir(exist_ok=True)
     assert commit() is None
     results.git_commit.cache_clear()
+
+
+def test_a_checksum_is_of_all_but_itself() -> None:
+    document: Json = {"b": 1, "environment": {"x": 1}}
+    changes: tuple[Json, ...] = ({}, {"environment": {}}, {"b": 2}, {"c": 0})
+    assert len({results.checksum(document | change) for change in changes}) == len(changes)
+    assert results.checksum(document | {"checksum": "x"}) == results.checksum(document)
 
 
 def test_stored_values_that_are_not_the_computed_ones_are_seen() -> None:

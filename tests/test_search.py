@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from evidence import search as m
+from evidence import report, search as m
+from helpers import ROOT
 from smallnorb_novel_viewpoint import UserError
+from support.results import parse_json
+
+RESULTS = ROOT / "results" / "search"
 
 
 def accuracy(config: m.Config, chosen: m.Setting, seed: int) -> dict[str, float]:
@@ -56,6 +61,17 @@ def test_the_winner_is_found_beyond_the_edge_and_no_run_is_made_twice(
     at_once = json.loads(Path(out).read_text())
     assert [at_once[name] for name in again] == [found[name] for name in again]
     assert len(asked) == 2 * n
+
+
+@pytest.mark.parametrize("path", sorted(RESULTS.glob("*.json")), ids=lambda path: path.stem)
+def test_a_committed_search_follows_from_its_kept_runs(path: Path) -> None:
+    stored = parse_json(path)
+    config, _ = m.parse_search(shlex.split(stored["command"])[3:])
+    assert config.name == path.stem
+    found = m.search(config, RESULTS / "runs", lambda _, missing: missing and pytest.fail("a run is not there"))
+    assert found["tables"]["grid"]["columns"] == stored["tables"]["grid"]["columns"]
+    assert report.is_same({key: stored[key] for key in found}, json.loads(json.dumps(found)))
+    assert {stage: seeds[-1] for stage, seeds in m.SEEDS.items()} == m.FRESH  # as many fresh ones as in the last stage
 
 
 def test_the_edges_of_an_axis_are_its_two_ends_but_for_no_decay() -> None:
@@ -135,17 +151,21 @@ def test_a_run_under_attack_has_the_accuracy_of_the_attacks_on_its_networks() ->
     """The dense CNN's after each length of one training."""
     for network, model, lengths in (("dense", "cnn", [10, 11]), ("convolutional", "capsules", [1])):
         config = m.Config(network=network, model=model, condition="attacks")
-        found = m.run_once(config, (0.002, 1.0, lengths[-1]), 100)
+        found = m.run_once(config, (0.001, 1.0, lengths[-1]), 100)
         assert list(found) == lengths
-        module, asked, name = m.training_of(config, (0.002, 1.0, lengths[-1]), 100)
+        module, asked, name = m.training_of(config, (0.001, 1.0, lengths[-1]), 100)
         rates = (asked.cnn_lr, asked.cnn_weight_decay) if model == "cnn" else (asked.lr, asked.weight_decay)
-        assert (*rates, asked.standardize, asked.n_attack) == (0.002, 1.0, "image", 50)
+        assert (*rates, asked.standardize, asked.n_attack) == (0.001, 1.0, "image", 50)
         data = module.make_data(asked)
         state = module.train_all(asked, data, names=[name])[name]
         attacked = m.attacked_accuracy(asked, name, state.params, data)
         right = state.history["familiar_accuracy" if network == "dense" else "accuracy"][-1]
         assert found[lengths[-1]] == {"familiar": round(right, 5), "attacked": round(attacked, 5)}
         assert attacked < right
+        for line in (RESULTS / "runs" / f"{config.name}.jsonl").read_text().splitlines() if network == "dense" else ():
+            chosen, seed, kept = json.loads(line)
+            if (chosen[:2], seed) == ([0.001, 1], 100) and "10" in kept:  # as the committed search has it
+                assert found[10]["attacked"] == pytest.approx(kept["10"]["attacked"], abs=0.041)
 
 
 def test_a_search_under_attack_has_its_own_seeds_grid_and_tolerance(
