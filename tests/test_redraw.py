@@ -70,6 +70,7 @@ def project(tmp_path: Path, monkeypatch: Patch) -> Path:
         ("python visualize_multimnist_capsnet.py --figures=overlay --dataset strokes", False, False),
         ("python visualize_multimnist_capsnet.py --figures=overlay", False, False),  # without MNIST that draws strokes
         ("python visualize_multimnist_capsnet.py --seed 5", False, False),
+        ("python visualize_multimnist_capsnet.py --dataset mnist --figures overlay --seed 5", False, False),
         ("python visualize_multimnist_capsnet.py --n-epochs 8 --n-train 6000 --outdir viz", False, False),
         ("python visualize_multimnist_capsnet.py --checkpoint run.npz", False, False),
         ("python visualize_multimnist_capsnet.py --seed 5", True, True),
@@ -118,8 +119,8 @@ def test_pictures_are_drawn_again(project: Path, capfd: Capture) -> None:
     assert redraw.main(["--all"]) == 0
     assert "2 unchanged, 0 changed" in capfd.readouterr().out
 
-    page.write_text("![a](same.png)")
-    assert redraw.main(["page.md"]) == 0
+    (project / "README.md").write_text("![a](same.png)")
+    assert redraw.main([]) == 0  # the front page
     assert "1 unchanged, 0 changed" in capfd.readouterr().out
     rows += [f"| `{name}.png` | `python {name}.py` | 1 s |" for name in ("bad", "killed")]
     (project / redraw.TABLE).write_text("\n".join(rows))

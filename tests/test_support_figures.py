@@ -21,7 +21,7 @@ from figure_checks import check_animation, check_pictures, check_unchanged, draw
 from helpers import EXPERIMENTS, ROOT, failure, load, smallest
 from more import mnist_affine_capsnet
 from recorded import note_figures
-from smallnorb_novel_viewpoint import TrainState
+from smallnorb_novel_viewpoint import TrainState, UserError
 from support import figures
 
 Patch = pytest.MonkeyPatch
@@ -51,7 +51,7 @@ def test_every_model_has_a_colour_and_a_marker_of_its_own(name: str) -> None:
         assert len({getattr(style, attribute) for style in styles.values()}) == len(styles), attribute
 
 
-@pytest.mark.parametrize(("n", "most", "indices"), [(3, 4, [0, 1, 2]), (9, 3, [0, 4, 8]), (1, 4, [0]), (5, 2, [0, 4])])
+@pytest.mark.parametrize(("n", "most", "indices"), [(3, 4, [0, 1, 2]), (8, 4, [0, 2, 5, 7]), (1, 4, [0])])
 def test_indices_are_spread_from_the_first_to_the_last(n: int, most: int, indices: list[int]) -> None:
     assert figures.evenly_spaced_indices(n, most).tolist() == indices
 
@@ -67,6 +67,13 @@ def test_grey_levels_stretch_only_what_is_normalised() -> None:
     np.testing.assert_array_equal(figures.grey_levels(image), image[..., 0])
     stretched = figures.grey_levels(5 * image - 2)
     assert (stretched.min(), stretched.max()) == (0, 1)
+    assert 0.05 < (stretched == 1).mean() < 0.15  # the bright tenth
+
+
+def test_validation_examples_are_called_so() -> None:
+    for config, name in (({"n_val": None}, "test"), ({"n_val": 5}, "validation"),
+                         ({"n_val": None, "n_val_objects": 1}, "validation")):
+        assert figures.tested(SimpleNamespace(**config)) == name
 
 
 Config = smallnorb_novel_viewpoint.Config
@@ -127,6 +134,26 @@ def test_a_figure_trains_the_models_that_it_is_given_with_the_threads_that_are_a
     *seen, run_options = train_all.call_args.args
     assert (seen, train_all.call_args.kwargs) == ([config, "data"], {"names": ("cnn",)})
     assert (run_options.quiet, run_options.threads) == (True, 3)
+
+
+@pytest.mark.parametrize(
+    ("name", "prepare", "required", "has_auto"),
+    [
+        ("smallnorb_novel_viewpoint", "trained", ("capsules", "cnn", "cnn_matched"), False),
+        ("multimnist_capsnet", "trained", ("capsnet",), True),
+        ("mnist_affine_capsnet", "finished", ("capsnet",), False),
+        ("conv_matrix_capsules", "trained", ("capsules",), True),
+    ],
+)
+def test_a_checkpoint_must_have_the_networks_that_are_drawn(
+    name: str, prepare: str, required: tuple[str, ...], has_auto: bool, monkeypatch: Patch
+) -> None:
+    script = visualize(name)
+    monkeypatch.setattr(script, "load_or_train", asked := Mock(side_effect=UserError("stop")))
+    with pytest.raises(OSError, match="stop"):
+        getattr(script, prepare)(load(name).Config(), None, ())
+    assert tuple(asked.call_args.kwargs["required"]) == required
+    assert (multimnist_capsnet.resolve_auto in asked.call_args.args) == has_auto
 
 
 def test_a_name_stands_above_its_line_or_below() -> None:

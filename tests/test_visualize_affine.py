@@ -84,6 +84,10 @@ def test_the_sweep_is_mean_and_interval_of_the_reported_seeds(run: figures.Run) 
     alone = drawn(lambda: figures.draw_rotation_sweep(run)).axes[0]
     assert [held(alone)["lines"][name][1].tolist() for name in LABELS] == [[0, 1, 0.2], [0.1, 1, 0.2], [0.2, 1, 0.2]]
     assert held(alone)["bands"] == []
+    stopped = run._replace(config=dataclasses.replace(run.config, n_sweep=2000, match_accuracy=0.98))
+    text = drawn(lambda: figures.draw_rotation_sweep(stopped), record=False).texts[1].get_text()
+    assert "up to 98 % right, at most 2 epochs" in text
+    assert "60 digits at each angle" in text
 
 
 def test_a_frame_says_what_the_networks_believe(run: figures.Run) -> None:

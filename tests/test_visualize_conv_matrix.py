@@ -241,6 +241,7 @@ def test_accuracy_against_steps_and_what_explains_the_first(monkeypatch: pytest.
     assert any("3 images of 2 seeds" in text.get_text() for text in fig.texts)
 
     def forward(params: Any, x: Any, dropout: Any = None) -> Any:
+        assert 0 <= x.min() < x.max() <= 1
         logit = x.sum(axis=(1, 2, 3)) - 2
         return np.stack([logit, -logit], axis=1), x
 
@@ -267,6 +268,27 @@ def test_accuracy_against_steps_and_what_explains_the_first(monkeypatch: pytest.
     assert list(found.shares.values())[2] == 0  # a gradient that vanishes has no other sign
 
 
+def test_steps_are_counted_on_accurate_networks_of_every_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    configs = list[Any]()
+
+    def measured(config: Any, seed: int, states: Any, threads: int) -> dict[str, attacks.Attacked]:
+        configs.append(config)
+        own = {loss: np.full((1, 2), seed) for loss in attacks.LINES}
+        return {"cnn": attacks.Attacked(own, np.full(3, seed), {"a": float(seed)})}
+
+    monkeypatch.setattr(attacks.experiment, "make_data", lambda config: config.seed)
+    monkeypatch.setattr(attacks.experiment, "train_all", lambda *_: {})
+    monkeypatch.setattr(attacks, "measure_attacks", measured)
+    monkeypatch.setattr(attacks, "draw_steps", lambda found, _: found["cnn"])
+    found: Any = attacks.draw_attack_steps(attacks.Options())
+    assert (found.shares["a"], found.accuracies[""][:, 0].tolist()) == (201.5, [200, 201, 202, 203])
+    wanted = attacks.smallnorb.Config()
+    for config in configs:
+        assert (config.network, config.n_attack) == ("dense", attacks.N_ATTACKED)
+        for name in ("n_epochs", "lr", "weight_decay", "cnn_epochs", "cnn_lr", "cnn_weight_decay"):
+            assert getattr(config, name) == getattr(wanted, name), name
+
+
 def test_activations_and_assignments_are_those_of_the_attacked_capsules() -> None:
     small: dict[str, Any] = {"sizes": (4, 2, 2, 2), "n_train": 8}
     for network, more in (("matrix", small), ("dense", {})):
@@ -281,6 +303,11 @@ def test_activations_and_assignments_are_those_of_the_attacked_capsules() -> Non
         found = attacks.measure_attacks(config, data, {"capsules": state}, 1)["capsules"]
         flat = ~seen.gradient(images, labels, seen.losses[""])[2].any(axis=(1, 2, 3))
         assert next(iter(found.shares.values())) == flat.mean()
+        _, before, dx = seen.gradient(images, labels, margin := seen.losses["_margin"])
+        moved = np.clip(images + np.float32(attacks.EPSILON) * np.sign(dx), 0, 1)
+        rise = seen.gradient(moved, labels, margin)[1] - before
+        promised = (dx * (moved - images)).sum(axis=(1, 2, 3))
+        assert list(found.shares.values())[1] == pytest.approx(np.median(rise / promised))
         level = seen._replace(losses={**seen.losses, "": lambda s, _: (np.zeros(len(s)), np.zeros_like(s))})
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(attacks.experiment, "attacked_network", lambda *_, one=level: one)
@@ -316,7 +343,9 @@ def test_a_frame_shows_votes_activations_and_accuracies(run: figures.Run) -> Non
     mass_of_all = routing.weights[:, 0].sum(axis=0).ravel()
     on_plane = (routing.votes[0] @ axes).reshape(-1, 2).T
     for column, limits in zip(on_plane, (plane.get_xlim(), plane.get_ylim()), strict=True):
-        middle = np.mean(figures.weighted_quantiles(column, mass_of_all, [0.015, 0.985]))
+        ends = figures.weighted_quantiles(column, mass_of_all, [0.015, 0.985])
+        middle = np.mean(ends)
+        assert np.ptp(limits) > 1.3 * np.ptp(ends)  # with room around them
         np.testing.assert_allclose(np.mean(limits), middle, rtol=1e-6)  # of the votes, not of marks at the origin
     ring: Any = plane.patches[0]
     variances = np.linalg.eigvalsh(np.cov(points.T, aweights=mass, ddof=0))

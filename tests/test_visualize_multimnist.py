@@ -177,6 +177,24 @@ def test_the_length_of_a_training_is_what_its_setting_says() -> None:
     assert held(ax)["levels"] == [pytest.approx(0.948)]
 
 
+def test_a_length_has_its_mean() -> None:
+    lengths = {figures.Series("cnn", False): {100: np.array([0.1, 0.2, 0.6])}}
+    ax = drawn(lambda: figures.draw_scaling(lengths), record=False).axes[0]
+    assert next(iter(held(ax)["lines"].values()))[1].tolist() == pytest.approx([0.3])
+
+
+def test_no_seed_of_strokes_is_a_reported_one(run: figures.Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = list[str]()
+    monkeypatch.setattr(animation, "with_reported_seed", lambda *_: (run.config, "seed 123, the median of 4", []))
+    monkeypatch.setattr(experiment, "train_all", lambda *_, **__: run.states)
+    monkeypatch.setattr(animation, "make_scene", lambda recorder, subtitle: said.append(subtitle))
+    monkeypatch.setattr(animation, "write_animation", lambda options, make, frames: make())
+    for name in ("mnist", "strokes"):
+        monkeypatch.setattr(experiment, "make_data", lambda _, name=name: run.data._replace(name=name))
+        assert animation.main([]) == 0
+    assert [text.rpartition(" · ")[2] for text in said] == ["seed 123, the median of 4", "seed 123"]
+
+
 def test_the_median_of_the_reported_seeds_is_named(run: figures.Run) -> None:
     config = dataclasses.replace(run.config, seed=202)
     runs = [{"seed": 200 + k, "models": {"capsnet": {"set_accuracy": a}}} for k, a in enumerate((0.9, 0.5, 0.7, 0.6))]

@@ -74,6 +74,18 @@ def test_accuracy_at_every_azimuth_is_mean_and_interval_over_seeds(
     assert held(alone)["lines"]["Small CNN"][1].tolist() == [0.35, 0.35, 0.2, 0.35]
 
 
+def test_a_range_of_azimuths_may_pass_the_north() -> None:
+    for span, text, parts in (
+        ((300, 400), "300–40°", [(0, 40), (300, 360)]), ((-60, 80), "300–80°", [(0, 80), (300, 360)]),
+        ((180, 360), "180–360°", [(180, 360)]), ((0, 360), "0–360°", [(0, 360)]), ((370, 400), "10–40°", [(10, 40)]),
+    ):
+        assert figures.degrees(span, circular=True) == text
+        ax = make_figure(2, "", "").subplots()
+        figures.shade_range(ax, span, "red", "")
+        check_held(ax, spans=parts)
+    assert figures.degrees((-90, 70), circular=False) == "-90–70°"
+
+
 def test_accuracy_by_azimuth_is_the_accuracy_there(run: figures.Run) -> None:
     run = run._replace(config=dataclasses.replace(
         run.config, test_elevations=(80.0, 85.0), test_azimuths=run.config.train_azimuths))
@@ -238,6 +250,9 @@ def test_the_drop_is_what_is_lost(run: figures.Run) -> None:
     ax = drawn(lambda: figures.draw_extrapolation_bars(run._replace(states={"cnn": state})), record=False).axes[0]
     check_held(ax, bars=[[0.9, 0.3]], levels=[0.2, 0.6])
     assert held(ax)["ticks"][0] == ["Small CNN\ndrop 0.600"]
+    elevations: Any = {"train_elevations": (10, 35), "test_elevations": (40, 70)}
+    for config in (Config(dataset="shapes"), Config(**elevations)):  # whose objects a half turn does not hide
+        assert figures.half_turn_line(ax, config) == []
 
 
 def test_rows_are_named_by_activations_and_columns_by_scores(run: figures.Run) -> None:
