@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -32,7 +33,7 @@ from explorer import make_explorer as explorer
 from explorer import make_explorer_gif as animation
 from explorer.browser import NoBrowserError, headless_browser, headless_firefox, show_as
 from fast.workers import Workers
-from helpers import EXPERIMENTS, MNIST, ROOT, digits_folder, failure, needs_mnist, smallest, usage_error
+from helpers import EXPERIMENTS, MNIST, ROOT, digits_folder, failure, needs_mnist, smallest, states_of, usage_error
 from smallnorb_novel_viewpoint import Stream, generator
 from support.experiment import load_checkpoint
 from support.figures import with_reported_seed
@@ -188,6 +189,25 @@ def test_a_page_from_checkpoints(checkpoints: tuple[Path, Path], made: str) -> N
     held_out = next(r for r in about["viewpoint"]["accuracies"] if r["metric"] == "held_out_accuracy")
     _, view_states = load_checkpoint(views, checkpoints[1])
     assert held_out["before"] == view_states["capsules"].history["held_out_accuracy"][-1]
+    assert about["digits"]["nTest"] == len(test.labels) == 120
+    for part, its in (("digits", config), ("viewpoint", load_checkpoint(views, checkpoints[1])[0])):
+        assert [about[part]["run"][key] for key in ("seed", "epochs")] == [its.seed, its.n_epochs]
+    few: Any = SimpleNamespace(labels=test.labels[(test.labels != 3).all(axis=1)], images=test.images)
+    with pytest.raises(OSError, match="the test composites hold no 3: take a checkpoint with a larger --n-test"):
+        explorer.class_capsules(config, params["capsnet"], few, 3)
+
+
+def test_a_page_of_held_out_elevations_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranges: Any = {"train_elevations": (10, 35), "test_elevations": (40, 70), "train_azimuths": (0, 90)}
+    config = views.Config(dataset="shapes", n_train_views=3, n_test_views=2, n_elev=2, n_per_combo=1, **ranges)
+    data = views.make_data(config)
+    data = data._replace(held_out=views.Split(*(part[:40] for part in data.held_out)))
+    monkeypatch.setattr(views, "make_data", lambda _: data)
+    monkeypatch.setattr(explorer, "registered_study", lambda path, _: path.name)
+    about = explorer.viewpoint_part(config, states_of(views.make_models(config), config)).about
+    assert (about["heldOut"], about["nTest"], about["study"]) == ("elevation", 40, "registered_elevations.json")
+    for angles in ("train_azimuths", "test_azimuths", "train_elevations"):
+        assert about[re.sub("_(.)", lambda letter: letter[1].upper(), angles)] == getattr(config, angles)
 
 
 def test_the_tray_has_pictures_of_both_kinds_in_turn() -> None:
@@ -219,12 +239,12 @@ def test_the_opening_is_the_view_where_one_network_is_furthest_ahead(names: Any,
 
 def test_a_page_is_written_anew_with_its_networks(tmp_path: Path, capsys: Any) -> None:
     page = tmp_path / "page.html"
-    page.write_text('<script id="about">{"commit":"abc"}</script><script id="weights">xyz</script>')
+    page.write_text(r'<script id="about">{"commit":"<\/script>"}</script><script id="weights">xyz</script>')
     argv = ["--keep", "--out", str(page)]
     assert explorer.main(argv) == 0
     text = page.read_text()
     assert embedded(text, "weights") == "xyz"
-    assert json.loads(embedded(text, "about")) == {"commit": "abc", "pageCommit": git_commit()}
+    assert json.loads(embedded(text, "about")) == {"commit": "</script>", "pageCommit": git_commit()}
     assert (explorer.TEMPLATE / "explorer.js").read_text() in text
     capsys.readouterr()
     assert "argument --viewpoint: not with --keep" in usage_error(explorer, [*argv, "--viewpoint=x"], capsys)
@@ -271,9 +291,16 @@ def test_a_wrong_command_line_is_one_line(checkpoints: tuple[Path, Path], tmp_pa
 
 
 def test_a_network_that_the_page_cannot_compute_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(explorer, "load_finished", lambda *_, **__: (views.Config(dataset="toys"), {}))
+    toys = Mock(return_value=(views.Config(dataset="toys"), {}))
+    monkeypatch.setattr(explorer, "load_finished", toys)
     with pytest.raises(OSError, match="other was trained on toys, whose networks the page does not compute"):
         explorer.load_viewpoint(Path("other"))
+    toys.return_value = digits.Config(), {}
+    monkeypatch.setattr(digits, "make_data", Mock(side_effect=OSError("stop")))
+    with pytest.raises(OSError, match="stop"):
+        explorer.load_digits(Path("other"), None, 1)
+    required = [call.kwargs["required"] for call in toys.call_args_list]
+    assert required == [("capsules", "cnn_matched"), ("capsnet", "cnn_pool")]
 
 
 # --- The committed page -----------------------------------------------------------------------------------------------
@@ -637,6 +664,11 @@ def test_the_table_of_accuracies(measured: Any) -> None:
     said = percentages(text_of(m.driver, "even-text"))[-2:]
     assert said == pytest.approx([100 * expected[0][1], 100 * even], abs=0.0501)
     assert f"On {len(test.labels)} test images" in better
+    provenance = text_of(m.driver, "provenance")
+    for config in (m.config, m.view_config):
+        assert f", seed {config.seed}, {config.n_epochs} epochs," in provenance
+    assert f"epochs, {len(test.labels)} test images; test images 1 to {explorer.N_EXAMPLES} of" in provenance
+    assert f"epochs, {len(m.view_data.held_out.labels)} held-out views" in provenance
 
 
 def test_the_studies(measured: Any) -> None:
@@ -711,7 +743,8 @@ def test_the_names_of_the_dimensions_and_their_signs(measured: Any) -> None:
                 assert said == "no single effect"
             elif abs(effects[name]) > 0.505:
                 assert said.startswith(f"{name} ")
-                assert numbers(said) == pytest.approx([effects[name]], abs=0.0051)
+                title = m.driver.execute_script("return $(arguments[0]).title", f"name{d}")
+                assert numbers(said) == numbers(title)[2:] == pytest.approx([effects[name]], abs=0.0051)
                 signs.append(np.sign(effects[name]))
     assert {-1, 1} <= set(signs)
 
@@ -735,12 +768,36 @@ def test_the_answers_of_each_iteration(measured: Any) -> None:
         )
         np.testing.assert_allclose(bars, lengths[0 if is_even else t - 1], atol=0.0051)
     m.driver.execute_script("setRouting(3, false)")
+    lines = "return [...document.querySelectorAll('#lengths .line')].map((e) => e.getAttribute('d'))"
+    points = np.array([numbers(line) for line in m.driver.execute_script(lines)])  # a length of 1 is 284 pixels above 0
+    assert (points[:, ::2] == np.linspace(34, 390, 5)).all()
+    heights = points[:, 1::2]
+    np.testing.assert_allclose(np.sort(heights, axis=0), np.sort(298 - 284 * np.transpose(lengths), axis=0), atol=0.02)
     assert np.abs(lengths[1] - lengths[4]).max() > 0.02
     grown, pair = lengths[2] - lengths[0], np.argsort(-lengths[2])[:2]
     others = np.delete(grown, pair)
     expected = [*pair, *grown[pair], others.min(), others.max()]  # as the tour says it
     assert numbers(m.driver.execute_script("return grownText()")) == pytest.approx(expected, abs=0.0051)
     m.driver.execute_script("setRouting(3, false); updateAnswer()")
+
+
+def test_right_answers_to_a_test_image_are_counted(measured: Any) -> None:
+    m, found = measured, set[int]()
+    top = digit_scores(m, "cnn_pool", m.rounded["cnn_pool"], m.data.test.images).argsort(axis=1)[:, -2:]
+    for k in range(16):
+        named, there, lengths, cnn, bars = m.ask("""
+            showExample(arguments[0]); updateDigits();
+            const bars = [...document.querySelectorAll(".bar")].map((bar) =>
+                [...bar.querySelectorAll("i")].map((e) => parseFloat(e.style.width)));
+            return [digits.named, digits.found, plain(routed().lengths), plain(digits.cnn), bars];""", k)
+        np.testing.assert_allclose(bars, 100 * np.transpose([lengths, cnn]), atol=0.01)
+        for place, j in enumerate(named):
+            caption = f"{j}: {f'length {lengths[j]:.2f}' if j in there else 'not found'}"
+            assert text_of(m.driver, f"recon{place}-text").endswith(caption)
+        said = text_of(m.driver, "cnn-answer")
+        found.add(n := len({*top[k].tolist()} & {*m.data.test.labels[k].tolist()}))
+        assert said.endswith(("Neither is right.", "One is right.", "Both are right.")[n])
+    assert len(found) > 1
 
 
 def test_the_sum_of_the_votes_and_their_table_as_csv(measured: Any) -> None:
@@ -750,6 +807,31 @@ def test_the_sum_of_the_votes_and_their_table_as_csv(measured: Any) -> None:
     )
     _, cache = digits.capsnet_forward(params, image.reshape(1, 36, 36).astype(np.float32), m.config, digits.PLAIN)
     votes = np.einsum("ip,ipjd->jid", cache.routing.u[0], params["routing.w"])
+    side, types = m.config.primary_side, m.config.primary_types
+    child, (c, v) = types * (2 * side + 5) + 1, (cache.routing.c[2][0], cache.v[0])
+    chosen = m.driver.execute_script("chooseChild(arguments[0]); return dimensions.digit", child)
+    assert numbers(text_of(m.driver, "child-text"))[:4] == [3, 6, 2, types]
+    assert numbers(text_of(m.driver, "place-text"))[:4] == [chosen, types, 3, 6]
+    own, moved = m.ask("""
+        dimensions.offsets.fill(0); dimensions.offsets[3] = 0.25;
+        const both = [capsuleOf(routed(), dimensions.digit), changedCapsule()].map(plain);
+        dimensions.offsets.fill(0);
+        return both;""")
+    np.testing.assert_allclose(np.subtract(moved, own), 0.25 * np.eye(16)[3], atol=1e-6)
+    for j, row in enumerate(cells_of(m.driver, "#votes")):  # of one small capsule
+        vote, s = votes[j, child], c[:, j] @ votes[j]
+        of_sum = c[child, j] * vote @ s / np.linalg.norm(s)
+        of = [np.linalg.norm(vote), c[child, j], of_sum, np.linalg.norm(s), np.linalg.norm(v[j]), vote @ v[j]]
+        shown = [numbers(cell)[0] for cell in row]
+        assert [shown[0], shown[1], *shown[3:]] == pytest.approx([j, *of], abs=0.0055)
+    said = numbers(text_of(m.driver, "coupling-text"))
+    pair = np.argsort(-np.linalg.norm(v, axis=1))[:2]
+    ends = [[j, *np.sort(c[:, j])[[round(part * (len(c) - 1)) for part in (0.05, 0.95)]]] for j in pair]
+    assert said == pytest.approx([*ends[0], *ends[1], 0.1], abs=0.0006)
+    for at, is_short in ((0.29, True), (0.31, False)):
+        m.driver.execute_script("routed().lengths[4] = arguments[0]; chooseCapsule(4)", at)
+        assert ("It is short" in text_of(m.driver, "capsule-text")) == is_short
+    m.driver.execute_script("updateDigits()")
     for j in (1, 6):
         m.driver.execute_script("chooseCapsule(arguments[0])", j)
         c, c1 = (cache.routing.c[t][0].T[j] for t in (2, 0))
@@ -771,7 +853,6 @@ def test_the_sum_of_the_votes_and_their_table_as_csv(measured: Any) -> None:
         np.testing.assert_allclose(np.stack([table[f"vote{d + 1}"] for d in range(16)], axis=1), votes[j], atol=1e-5)
         np.testing.assert_allclose(table["length"], np.linalg.norm(cache.routing.u[0], axis=1), atol=1e-4)
         np.testing.assert_allclose(table["agreement"], votes[j] @ (cache.v[0, j]), atol=1e-4)
-        side, types = m.config.primary_side, m.config.primary_types
         place = np.arange(side * side * types)
         np.testing.assert_array_equal(table["row"], place // types // side + 1)
         np.testing.assert_array_equal(table["column"], place // types % side + 1)
@@ -791,6 +872,8 @@ def test_the_held_out_azimuths(measured: Any) -> None:
         expected = [27, right[0][held_out].sum(), right[1][held_out].sum()]
         assert numbers(text) == expected, (text, expected)
         said.append(tuple(expected[1:]))
+        hand = "return [view.hand.getAttribute('d'), view.knob.getAttribute('cx'), view.knob.getAttribute('cy')]"
+        assert m.driver.execute_script(f"updateView(); {hand}") == ["M292.00 145.00L334.00 145.00", "342.00", "145.00"]
         turned = percentages(text_of(m.driver, "pose-turn"))
         assert turned == pytest.approx([100 * sine_share(m, label, azimuths, elevation), 100], abs=0.51)
         filled = m.driver.execute_script(
@@ -800,9 +883,17 @@ def test_the_held_out_azimuths(measured: Any) -> None:
         for azimuth, words in ((150, "within the trained range"), (155, "neither network was trained on")):
             m.driver.execute_script("setView(arguments[0], arguments[1]); updateView()", azimuth, elevation)
             assert words in text_of(m.driver, "verdict")
-            k = azimuth // 5
-            said_right = [f"the {name} right" in text_of(m.driver, "verdict") for name in ("capsules are", "CNN is")]
-            assert said_right == [right[0][k], right[1][k]]
+            place, azimuth_of, elevation_of = (np.array([x]) for x in (label, azimuth, elevation))
+            objects = views.points_of(m.view_config)
+            image = views.standardized(views.render_voxels(place, azimuth_of, elevation_of, None, objects))
+            a, scores = (view_scores(m, name, m.rounded[name], image)[0] for name in explorer.VIEW_MODELS)
+            for name, p in (("capsules", a), ("cnn", np.exp(scores) / np.exp(scores).sum())):  # activations
+                answer = "right" if p.argmax() == label else f"wrong ({m.view_config.classes[p.argmax()]})"
+                assert f"the {'CNN is' if name == 'cnn' else 'capsules are'} {answer}" in text_of(m.driver, "verdict")
+                script = "return [...$(arguments[0]).children].map((e) => [e.className, +e.lastChild.textContent])"
+                for j, (marks, value) in enumerate(m.driver.execute_script(script, f"answer-{name}")):
+                    assert value == pytest.approx(p[j], abs=0.0051)
+                    assert [word in marks for word in ("best", "true")] == [j == p.argmax(), j == label]
     assert any(a != b for a, b in said)
 
 
@@ -826,6 +917,10 @@ def test_the_page_opens_where_the_networks_differ_most(measured: Any) -> None:
 
 def test_the_numbers_of_em_routing_in_the_plane(measured: Any) -> None:
     driver, rng = measured.driver, np.random.default_rng(100)
+    said = "return arguments[0].map((a) => activeParents(a, [0, 1, 0.5, 0.5, 0.5, 0.5, 1, 0]))"
+    words = driver.execute_script(said, [[0.4, 0.45], [0.45, 0.55], [0.55, 0.6]])
+    assert [text.partition(" of the four")[0] for text in words] == [
+        "Neither parent is active.", "Parent B is active: 2.0", "Both parents are active."]
     for t in (1, 3):
         votes = np.round(rng.uniform(-3, 3, (1, 4, 2, 2)), 1)
         votes[0, :3, 0] = votes[0, 0, 0] + 0.3 * rng.normal(size=(3, 2)).round(1)
@@ -837,6 +932,13 @@ def test_the_numbers_of_em_routing_in_the_plane(measured: Any) -> None:
             votes, np.ones((1, 4)), np.full(2, beta[0]), np.zeros(2), [1.0] * t, beta[1]
         )
         last = cache.m_steps[-1]
+        drawn_at = driver.execute_script("""
+            const of = (e, ...names) => names.map((name) => Number(e.getAttribute(name)));
+            return [plane.ellipses.map((e) => of(e, "cx", "cy", "rx", "ry")),
+                plane.handles.map((e) => e.getAttribute("transform").match(/[-\\d.]+/g).map(Number))];""")
+        centre, size = mu.reshape(2, 2) * [1, -1], np.sqrt(last.sigma_sq.reshape(2, 2))
+        np.testing.assert_allclose(drawn_at[0], np.hstack([180 + 42.5 * centre, 42.5 * size]), atol=0.0051)
+        np.testing.assert_allclose(drawn_at[1], 180 + 42.5 * votes.reshape(8, 2) * [1, -1], atol=0.0051)
         costs = 0.5 * np.log(last.sigma_sq[0]) * last.mass[0][:, None]
         rows = cells_of(driver, "#assignments")
         expected = [*last.r[0], last.mass[0], *[x.reshape(2, 2) for x in (mu[0], last.sigma_sq[0], costs)], a[0]]
@@ -1177,6 +1279,8 @@ def test_the_two_networks_differ_on_the_images_of_the_tray(page: Any) -> None:
     assert buttons
     for k, button in enumerate(buttons[:4]):
         page.execute_script("arguments[0].click()", button)
+        right = "CNN is" if k % 2 else "capsules are"
+        assert button.get_attribute("aria-label").endswith(f": only the {right} right")
         assert page.execute_script("return drawing.example") == explorer.N_EXAMPLES + k
         drawn(page)
         assert ("oth are right" in text_of(page, "answer")) == (k % 2 == 0)
@@ -1627,6 +1731,10 @@ def test_dragging_turns_the_object(page: Any) -> None:
         pose = np.array(page.execute_script("return poseOf(answersAt(view.azimuth).capsules.mu)"))
         shown = [numbers(cell.text)[0] for cell in page.find_elements("css selector", "#matrix td")]
         np.testing.assert_allclose(shown, pose, atol=0.0501)
+        styles = "return [...document.querySelectorAll('#matrix td')].map((e) => e.style.background)"
+        for entry, style in zip(pose, page.execute_script(styles), strict=True):
+            strength = round(40 * min(1, abs(entry) / 6))
+            assert f"var(--{'cnn' if entry < 0 else 'capsules'}) {strength}%" in style
         assert bool(text_of(page, "pose-zero")) == (np.abs(pose).max() < 0.05)
         return pixels_of(page, "view"), text_of(page, "azimuth-value")
 
