@@ -19,16 +19,19 @@ from benchmarks import (
     __main__ as program, conv_matrix_capsules, figure, measure, multimnist as benchmark, scaling, smallnorb,
 )
 from figure_checks import check_held, drawn
+from helpers import usage_error
 from more import conv_matrix_capsules as conv
 from recorded import check
 from smallnorb_novel_viewpoint import init_state
 from support.experiment import parse_flags
-from support.results import save_result
+from support.results import parse_json, save_result
 
 B = 4
 
 
-def test_times_are_medians_and_ratios_to_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_times_are_medians_and_ratios_to_ours(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Of a clock that the steps move; each runs twice in a round, and the second counts."""
     now, pace = [0.0], {"ours": itertools.cycle([9, 1, 9, 5, 9, 2]), "theirs": itertools.cycle([9, 4])}
     steps: dict[str, measure.Step] = {
@@ -41,6 +44,12 @@ def test_times_are_medians_and_ratios_to_ours(monkeypatch: pytest.MonkeyPatch) -
     builds: dict[str, Any] = dict.fromkeys((program.OURS, "theirs"), (lambda: lambda: None, {}))
     table = program.compare(builds, 3)
     assert table["rows"] == [[program.OURS, 1.0, 2.0, 50], ["theirs", 1.67, 3.33, 50]]
+    assert table["columns"] == ["training step", "time / numpy's", "ms", "peak MiB"]
+    broken: dict[str, Any] = {name: (lambda: lambda: 1 / 0, {}) for name in ("broken", program.OURS)}
+    assert program.compare(builds | {"broken": broken["broken"]}, 3) == table
+    assert capsys.readouterr().err == "broken is left out: ZeroDivisionError\n"
+    with pytest.raises(ZeroDivisionError):
+        program.compare(broken, 3)
     monkeypatch.setattr(program, "candidates", lambda *_: {})
     monkeypatch.setattr(program, "compare", lambda _, repetitions: repetitions)
     for asked, slow in ((60, 15), (8, 3)):
@@ -72,6 +81,24 @@ def test_what_is_timed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFi
 )
 def test_a_command_names_the_file_that_it_writes(flags: str, file: str) -> None:
     assert parse_flags(Path(program.__file__), flags.split()).out.name == file  # as report.py --check has it
+
+
+def test_a_command_writes_its_tables_and_what_they_depend_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tables = {"t": {"columns": ["step"], "rows": [["a"]]}}
+    measured, scaled = Mock(return_value=tables), Mock(return_value=tables)
+    monkeypatch.setattr(program, "measure", measured)
+    monkeypatch.setattr(scaling, "measure", scaled)
+    monkeypatch.setattr(program, "version_of", str.upper)
+    for flags in (["--only=multimnist", "--repetitions=3"], ["--scaling"]):
+        assert program.main([*flags, "--threads=5", f"--out={tmp_path / 'x.json'}"]) == 0
+        found = parse_json(tmp_path / "x.json")
+        assert (found["tables"], found["command"].split()[3]) == (tables, flags[0])
+        assert [found["environment"][key] for key in ("threads", "pytorch", "jax")] == [5, "TORCH", "JAX"]
+    assert (measured.call_args.args, scaled.call_args.args) == ((3, 5, "multimnist"), (60, 5))
+    capsys.readouterr()
+    assert "not together with --only" in usage_error(program, ["--scaling", "--only=smallnorb"], capsys)
 
 
 def test_peaks_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 import shlex
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from helpers import failure, script_environment, usage_error
@@ -206,6 +209,16 @@ def e_step(mu, sigma_sq, z, votes):
     assert found["e_step"] == "r has a factor 2 too many in the term with sigma_sq"
 
 
+def test_a_function_has_the_number_of_its_exercise() -> None:
+    number, found = 0, dict[str, int]()
+    for title, name in re.findall(r"^(?:# exercise (\d)|def (\w+))", inspect.getsource(exercises), re.MULTILINE):
+        number = int(title or number)
+        found |= {name: number} if name and number else {}
+    assert {name: number for name, (number, *_) in check.FUNCTIONS.items()} == found
+    for name in ("sigmoid", "softmax", "squash"):  # which are given
+        np.testing.assert_allclose(*(getattr(own, name)(np.eye(3) - 2) for own in (exercises, solutions)))
+
+
 def test_the_network_of_the_solutions_learns() -> None:
     assert check.trained_accuracy(solutions.network, n_steps=25) > 0.3  # guessing gives 0.1
 
@@ -265,7 +278,7 @@ def test_exercise_9_trains_with_the_functions_of_the_file(
     )
     for text, fraction, said in (
         (SOLUTION.replace("db = db + softmax", "db = db - softmax"), 0.81, "It learns in spite of the fault above: an"),
-        (SOLUTION.replace("db = db + softmax", "db = db - softmax"), 0.07, "It does not learn: repair the fault above"),
+        (SOLUTION.replace("db = db + softmax", "db = db - softmax"), 0.4, "It does not learn: repair the fault above"),
         (SOLUTION, 0.07, "It does not learn."),
     ):
         path.write_text(text, encoding="utf-8")

@@ -55,6 +55,7 @@ def test_the_notebook_runs_cell_by_cell_and_prints_what_the_page_says(
     parts = make_notebook.notebook(ROOT)["cells"]
     text = "".join(cell["source"] for cell in parts if cell["cell_type"] == "markdown")
     assert not re.search(r"<details>|\$`|```math|<!--", text)
+    assert all(f"**{line}**" in text for line in re.findall(r"<summary>(.*?)</summary>", TEXT))
     (torch_cell,) = [cell for cell in cells() if cell.needs_torch]
     assert torch_cell.output.strip()
     assert f"```text\n{torch_cell.output}```" in text  # what it prints, too
