@@ -237,6 +237,13 @@ REGISTERED: tuple[Claim, ...] = (
                 searches=("shapes_elevations_dense_capsules_2_iterations.json",
                           "shapes_elevations_dense_capsules_1_iterations.json"),
             ),
+            Condition(
+                "dense, new elevations of the write-up's objects",
+                "smallnorb_novel_viewpoint/registered_voxels_routing_elevations.json",
+                "routed:capsules", "even:capsules", "held_out_accuracy", "4000:4128",
+                searches=("voxels_elevations_dense_capsules_2_iterations.json",
+                          "voxels_elevations_dense_capsules_1_iterations.json"),
+            ),
         ),
     ),
     Claim(
