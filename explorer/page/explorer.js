@@ -59,19 +59,27 @@ const afterPaint = (update) => {
   requestAnimationFrame(() => setTimeout(() => { waiting.delete(update); update(); }));
 };
 
-// What a screen reader is told: once, a while after the last change.
-const told = {};
+// What a screen reader is told: once, a while after the last change; what has not been said by then goes with it. `act`: of
+// another act of the person the same words are said again.
+const telling = { told: {}, unsaid: {}, timer: 0 };
 const TOLD_AT_FIRST = ["answer", "verdict", "plane"]; // by the page itself, as it opens: nobody has asked
-function tell(what, text) {
-  if (told[what] === text || (what !== "tour" && document.querySelector(".asked"))) return; // a question of the tour is open
+function tell(what, text, act = 0) {
+  const { told } = telling;
+  if (what !== "tour" && document.querySelector(".asked")) return; // a question of the tour is open
+  if (told[what]?.text === text && told[what].act === act) return;
   const first = !(what in told) && TOLD_AT_FIRST.includes(what);
-  told[what] = text;
-  clearTimeout(told.timer);
+  told[what] = { text, act };
+  if (first) return;
+  if (what === "tour") telling.unsaid = {}; // it holds what else is told
+  telling.unsaid[what] = text;
+  clearTimeout(telling.timer);
   const say = () => {
-    if (drawing.pen) told.timer = setTimeout(say, 300);
-    else $("say").textContent = text;
+    if (drawing.pen) { telling.timer = setTimeout(say, 300); return; }
+    const all = Object.values(telling.unsaid).join(" ");
+    $("say").textContent = all === $("say").textContent ? `${all}\u00a0` : all; // another text, or it is not heard
+    telling.unsaid = {};
   };
-  if (!first) told.timer = setTimeout(say, 700);
+  telling.timer = setTimeout(say, 700);
 }
 
 // Two numbers with as many decimals, one at least, as tell them apart.
@@ -157,8 +165,10 @@ const drawing = {
   last: 0, // the test image that was shown last
   kept: [true, true], // the digits of it that are
   past: [], // what Undo goes back to
+  acts: 0, // strokes, and whatever else made another image
   penSeen: -Infinity, // ms, when a stylus was there last: a palm follows it
-  pen: null, // while it is down: { id, type, at, begun }
+  pen: null, // while it is down: { id, type, from, at, begun, rests }
+  other: null, // a second finger, which draws instead of a first one that rests: { id, from }
   keys: { x: LAYER_SIDE / 2, y: LAYER_SIDE / 2, down: false, shown: false },
 };
 
@@ -170,7 +180,7 @@ function change(next) {
 }
 
 function redraw(next) {
-  Object.assign(drawing, next, { pen: null });
+  Object.assign(drawing, next, { pen: null, acts: drawing.acts + 1 });
   layers.forEach((layer, k) => {
     layer.context.clearRect(0, 0, LAYER_SIDE, LAYER_SIDE);
     Object.assign(layer, { exact: null, used: false });
@@ -215,10 +225,12 @@ function selectLayer(k) {
 // a new one once it moves: a tap leaves the test image as it is. In place of a digit that was cleared it draws another.
 const stepOf = (x) => Math.max(0, Math.min(STEPS - 1, Math.round(((x / LAYER_SIDE + 0.5) / 2) * STEPS)));
 const placeOf = (step) => ((2 * step) / STEPS - 0.5) * LAYER_SIDE;
+const isFar = (a, b) => Math.hypot(a.x - b.x, a.y - b.y) >= ZOOM; // a finger that rests, or a tap, moves less
 const snapped = ({ x, y }) => ({ x: placeOf(stepOf(x)), y: placeOf(stepOf(y)) });
 
 function penDown(place, id, type) {
-  drawing.pen = { id, type, at: snapped(place), begun: false };
+  drawing.pen = { id, type, from: { ...place }, at: snapped(place), begun: false, rests: true };
+  drawing.other = null;
   if (isFree()) beginStroke();
 }
 const isFree = () => drawing.example < 0 || !drawing.kept[drawing.layer];
@@ -232,6 +244,7 @@ function beginStroke() {
 function penTo(place) {
   const { pen } = drawing;
   const to = snapped(place);
+  if (isFar(place, pen.from)) pen.rests = false;
   if (Math.hypot(to.x - pen.at.x, to.y - pen.at.y) < (pen.begun ? ZOOM / 4 : ZOOM)) return;
   if (!pen.begun) beginStroke();
   drawing.strokes.at(-1).points.push(to);
@@ -241,6 +254,10 @@ function penTo(place) {
   afterPaint(updateDigits);
 }
 function penUp() {
+  drawing.pen = null;
+}
+function penAway() { // it was a palm's
+  if (drawing.pen.begun) redraw(drawing.past.pop());
   drawing.pen = null;
 }
 
@@ -329,10 +346,8 @@ function setUpDrawing() {
     return { x: (event.clientX - box.left) * k, y: (event.clientY - box.top) * k };
   };
   canvas.addEventListener("pointerdown", (event) => {
-    if (drawing.pen?.type === "touch" && event.pointerType === "pen") { // a palm came first
-      if (drawing.pen.begun) redraw(drawing.past.pop());
-      drawing.pen = null;
-    }
+    if (drawing.pen?.type === "touch" && event.pointerType === "pen") penAway();
+    if (drawing.pen?.type === "touch" && drawing.pen.rests) drawing.other = { id: event.pointerId, from: position(event) };
     if (event.pointerType === "touch" && performance.now() - drawing.penSeen < PALM) return;
     if (event.button !== 0 || (drawing.pen && drawing.pen.id !== "keys")) return; // one pointer: a palm does not join its line
     getSelection().removeAllRanges(); // a selection would be dragged instead
@@ -345,6 +360,11 @@ function setUpDrawing() {
     canvas.addEventListener(type, (event) => { if (event.pointerType === "pen") drawing.penSeen = performance.now(); });
   }
   canvas.addEventListener("pointermove", (event) => {
+    if (drawing.pen?.rests && drawing.other?.id === event.pointerId && isFar(position(event), drawing.other.from)) {
+      const { id, from } = drawing.other;
+      penAway();
+      penDown(from, id, "touch");
+    }
     if (drawing.pen?.id !== event.pointerId) return;
     const parts = event.getCoalescedEvents?.() ?? [];
     for (const part of parts.length ? parts : [event]) penTo(position(part));
@@ -550,7 +570,7 @@ function showBars({ lengths }) {
   for (const j of classes) {
     const bar = $(`bar${j}`);
     const rank = digits.named.indexOf(j);
-    ["first", "second"].forEach((name, k) => bar.classList.toggle(name, digits.found.includes(j) && digits.colour[rank] === k));
+    ["first", "second"].forEach((name, k) => bar.classList.toggle(name, !hides("answers") && digits.found.includes(j) && digits.colour[rank] === k));
     const [length, probability] = empty ? [0, 0] : [lengths[j], digits.cnn[j]];
     bar.querySelector("i").style.width = `${100 * length}%`;
     bar.querySelector(".thin i").style.width = `${100 * probability}%`;
@@ -569,7 +589,7 @@ function showBars({ lengths }) {
     cnn.replaceChildren(element("span", { className: "swatch cnn" }), "CNN, two likeliest: ", bold(top[0]), " and ", bold(top[1]), ". ", verdictOf(top));
   }
   showWhy();
-  if (!hides("answers")) tell("answer", `${answer.textContent}${hides("cnn") ? "" : ` ${cnn.textContent}`}`);
+  if (!hides("answers")) tell("answer", `${answer.textContent}${hides("cnn") ? "" : ` ${cnn.textContent}`}`, drawing.acts);
 }
 
 // Of a whole test image: how many of its two digits are among these two, which are said where they were not.
@@ -589,9 +609,9 @@ function showWhy() {
   const cleared = labels[drawing.example]?.filter((_, k) => !drawing.kept[k]) ?? [];
   if (drawing.example >= 0 && !hides("answers")) text.append(`The test image was made of ${labels[drawing.example].map((j) => `${article(j)} ${j}`).join(" and ")}${cleared.length ? `; you cleared the ${cleared[0]}` : ""}. `);
   text.append(!isRuled() && !digits.reasons.length ? `Shown are the two longest capsules: no rule says how many digits there are but after ${about.digits.config.iterations} iterations of routing, as in training.` : digits.reasons.length
-    ? `The capsules find no digit: ${digits.reasons.join(", and ")}. The longest are ${digits.named.join(" and ")}.` : digits.small.length
+    ? `The capsules find no digit: ${digits.reasons.join(", and ")}.${hides("answers") ? "" : ` The longest are ${digits.named.join(" and ")}.`}` : digits.small.length
     ? `One drawing is ${boxOf(digits.small[0]).toFixed(1)} of ${SIDE} pixels large, less than ${LEAST_BOX}: scaled to the size of a digit it would be a blob, and is left out of the image.`
-    : `The second redrawn digit, ${article(b)} ${b}, removes ${share} of the squared error that the first leaves. ${digits.found.length === 2 ? "It is found, as it removes at least" : "It is not found, as it removes less than"} ${asked}.`);
+    : `The second redrawn digit${hides("answers") ? "" : `, ${article(b)} ${b},`} removes ${share} of the squared error that the first leaves. ${digits.found.length === 2 ? "It is found, as it removes at least" : "It is not found, as it removes less than"} ${asked}.`);
 }
 
 // What would be answered with couplings that are all a tenth.
@@ -678,16 +698,25 @@ function mostVaried(j) {
   return [...variance.keys()].sort((a, b) => variance[b] - variance[a] || a - b).slice(0, 2);
 }
 
+// The small capsules whose votes for class j are longest in these two numbers: the same ones in every iteration.
+const FEW = 8;
+function longestVotes(j, [p, q]) {
+  const { uHat, size } = digits.result;
+  const at = (i) => (j * size.length + i) * D;
+  const far = Array.from(size, (_, i) => Math.hypot(uHat[at(i) + p], uHat[at(i) + q]));
+  return [...far.keys()].sort((a, b) => far[b] - far[a] || a - b).slice(0, FEW);
+}
+
 function showWalk() {
-  const { types, side } = about.digits.config;
+  const { types } = about.digits.config;
   const j = dimensions.digit;
   const I = digits.result.size.length;
   const pair = mostVaried(j);
   const walks = digits.result.iterations.map((iteration) => walkOf(iteration, j, pair));
   const [now, even] = [walks[shownIteration() - 1], walks[0]];
   const place = Math.floor(formula.shown / types);
-  const colour = digits.found.includes(j) ? `var(--${["first", "second"][digits.colour[digits.named.indexOf(j)]]})` : "var(--edge)";
-  const draw = (svg, ends) => { // axes; all points and the origin are in sight, on one scale for every iteration
+  const colour = digits.found.includes(j) && !hides("answers") ? `var(--${["first", "second"][digits.colour[digits.named.indexOf(j)]]})` : "var(--edge)";
+  const draw = (svg, ends) => { // axes, whose names stand outside; all points and the origin are in sight, on one scale for every iteration
     const points = [[0, 0], ...ends];
     const [low, high] = [Math.min, Math.max].map((most) => [0, 1].map((d) => most(...points.map((point) => point[d]))));
     const scale = 270 / Math.max(high[0] - low[0], high[1] - low[1], 1e-6);
@@ -695,8 +724,8 @@ function showWalk() {
     const [x0, y0] = at([0, 0]).split(" ");
     svg.replaceChildren();
     shape(svg, "path", { class: "edge", style: "stroke-width:0.75", d: `M0 ${y0}H300M${x0} 0V300` });
-    shape(svg, "text", { x: 298, y: y0 > 150 ? y0 - 5 : Number(y0) + 16, "text-anchor": "end" }, `number ${pair[0] + 1}`);
-    shape(svg, "text", { x: Number(x0) + (x0 > 150 ? -5 : 5), y: 14, "text-anchor": x0 > 150 ? "end" : "start" }, `number ${pair[1] + 1}`);
+    shape(svg, "text", { x: 298, y: 315, "text-anchor": "end" }, `number ${pair[0] + 1} →`);
+    shape(svg, "text", { x: Math.min(254, Math.max(46, x0)), y: -7, "text-anchor": "middle" }, `number ${pair[1] + 1} ↑`);
     return at;
   };
   const path = (svg, at, points, attributes) => shape(svg, "path", { d: `M${points.map(at).join("L")}`, ...attributes });
@@ -708,25 +737,22 @@ function showWalk() {
   shape($("walk"), "circle", { cx, cy, r: 6, style: `fill:${colour}` });
   const part = ({ length, total }) => percent(length / total, 0);
   $("walk-text").textContent = `The ${I} votes for ${j}, each times its coupling, laid end to end from where the axes cross, in the two numbers in which they vary most. In all sixteen their lengths add up to ${now.total.toFixed(2)}; the sum s has length ${now.length.toFixed(2)}, ${part(now)} of that. With even couplings (dotted): ${part(even)}. The straighter the way, the better they agree. Bold: the chosen place.`;
-  // The votes of one place, as arrows from the middle: ten times coupling times vote, which is the vote where couplings are even.
-  const arrows = ({ c }) => Array.from({ length: types }, (_, t) => {
-    const i = place * types + t;
-    return pair.map((d) => 10 * c[j * I + i] * digits.result.uHat[(j * I + i) * D + d]);
-  });
-  const { v } = routed();
-  const parent = pair.map((d) => v[j * D + d]);
-  at = draw($("place"), [...digits.result.iterations.flatMap(arrows), parent]);
-  const shown = arrows(routed());
-  const arrow = (end, attributes) => { // a line from the middle, and its head
+  // The longest votes, and that of the chosen small capsule, as arrows from the middle; their couplings as thickness.
+  const few = longestVotes(j, pair);
+  const shown = [...few, formula.shown].map((i) => ({ end: pair.map((d) => digits.result.uHat[(j * I + i) * D + d]), width: 15 * routed().c[j * I + i] }));
+  const parent = { end: pair.map((d) => routed().v[j * D + d]), width: 3 };
+  at = draw($("arrows"), [...shown, parent].map(({ end }) => end));
+  const arrow = ({ end, width }, stroke, attributes = {}) => { // a line from the middle, and its head
     const [[x0, y0], [x, y]] = [[0, 0], end].map((point) => at(point).split(" ").map(Number));
     const far = Math.hypot(x - x0, y - y0) + 1e-9;
-    const [u, w] = [(x - x0) / far, (y - y0) / far].map((part) => part * Math.min(9, far / 2));
-    shape($("place"), "path", { d: `M${x0} ${y0}L${x} ${y}M${x - u + w / 2} ${y - w - u / 2}L${x} ${y}L${x - u - w / 2} ${y - w + u / 2}`, ...attributes });
+    const [u, w] = [(x - x0) / far, (y - y0) / far].map((part) => part * Math.min(7 + width, far / 2));
+    shape($("arrows"), "path", { d: `M${x0} ${y0}L${x} ${y}M${x - u + w / 2} ${y - w - u / 2}L${x} ${y}L${x - u - w / 2} ${y - w + u / 2}`, class: "walk", style: `stroke:${stroke};stroke-width:${width.toFixed(2)}`, ...attributes });
+    return { cx: x, cy: y };
   };
-  arrow(parent, { class: "walk", style: "stroke:var(--text);stroke-width:5" });
-  shown.forEach((end) => arrow(end, { class: "walk", style: `stroke:${colour}` }));
-  arrows(digits.result.iterations[0]).forEach((end) => path($("place"), at, [[0, 0], end], { class: "edge", "stroke-dasharray": "3 3" }));
-  $("place-text").textContent = `The votes for ${j} of the ${types} small capsules at one place, row ${Math.floor(place / side) + 1}, column ${(place % side) + 1}. An arrow is a vote times ten times its coupling: even couplings, a tenth, leave it as it is (dotted). Black: the capsule v. ${digits.even ? "All couplings are held at a tenth." : "A coupling grows where its vote agrees with v more than the other nine votes of its small capsule agree with theirs."}`;
+  const heads = shown.map((vote) => arrow(vote, colour));
+  arrow(parent, "var(--text)", { "stroke-dasharray": "5 3" });
+  shape($("arrows"), "circle", { ...heads.at(-1), r: 5, style: `fill:${colour}` });
+  $("arrows-text").textContent = `The ${FEW} votes for ${j}, of all ${I}, that are longest in these two numbers; with a dot that of the chosen small capsule. The thickness of an arrow is the coupling of its vote. Dashed: the capsule v. ${digits.even ? "All couplings are held at a tenth." : "A coupling grows where its vote agrees with v more than the other nine votes of its small capsule agree with theirs."}`;
   $("walk-digit").value = j;
 }
 
@@ -755,9 +781,9 @@ function showReconstructions({ lengths }) {
     const colour = COLOURS[digits.colour[k]];
     const isFound = digits.found.includes(j);
     const pale = isEmpty() ? 0 : isFound ? 1 : 0.35;
-    $(`recon${k}`).setAttribute("aria-label", isEmpty() ? "No reconstruction" : `Reconstruction of ${article(j)} ${j}`);
+    $(`recon${k}`).setAttribute("aria-label", isEmpty() ? "No reconstruction" : hides("answers") ? "A reconstruction" : `Reconstruction of ${article(j)} ${j}`);
     paint($(`recon${k}`), [digits.recon[k]], [colour.map((part) => part * pale)], SIDE);
-    $(`recon${k}-text`).replaceChildren(...(isEmpty() ? ["redrawn by a capsule"]
+    $(`recon${k}-text`).replaceChildren(...(isEmpty() || hides("answers") ? ["redrawn by a capsule"]
       : [swatch(digits.colour[k]), "redrawn by ", element("span", { className: "wide", textContent: "capsule " }), bold(j), `: ${isFound ? `length ${lengths[j].toFixed(2)}` : "not found"}`]));
   });
   const present = [0, 1].filter((k) => digits.found.includes(digits.named[k]));
@@ -863,7 +889,6 @@ function setRouting(iteration, even) {
   Object.assign(digits, { iteration, even });
   $("iterations").value = $("iterations-value").textContent = iteration;
   $("even").checked = even;
-  dimensions.offsets.fill(0);
   soon(updateAnswer);
 }
 
@@ -1031,6 +1056,7 @@ function setUpDimensions() {
     const input = element("input", { type: "range", id: `slider${d}`, min: -0.25, max: 0.25, step: 0.01, value: 0 });
     input.addEventListener("input", () => {
       stopPlaying();
+      dimensions.chosen = dimensions.digit; // whose number it is, whichever is the longest later
       dimensions.offsets[d] = Number(input.value);
       soon(updateSliders);
     });
@@ -1049,10 +1075,24 @@ function setUpDimensions() {
   $("reset").addEventListener("click", () => { stopPlaying(); dimensions.offsets.fill(0); updateSliders(); });
 }
 
+// One pointer drags, and a second finger does not join it. `begin` gives what is dragged; null: nothing is there.
+function setUpDrag(node, begin, move) {
+  let [id, held] = [null, null];
+  node.addEventListener("pointerdown", (event) => {
+    if (id !== null || (held = begin(event)) === null) return;
+    node.setPointerCapture(event.pointerId);
+    id = event.pointerId;
+  });
+  node.addEventListener("pointermove", (event) => { if (event.pointerId === id) move(event, held); });
+  for (const end of ["pointerup", "pointercancel", "lostpointercapture"]) {
+    node.addEventListener(end, (event) => { if (event.pointerId === id) id = null; });
+  }
+}
+
 // -------------------------------------------------------------------------------------------------------- 3. a viewpoint
 
 const part = about.viewpoint;
-const view = { ...part.opening, drag: null, ringJob: 0 };
+const view = { ...part.opening, ringJob: 0 };
 const RING_STEP = 5; // degrees
 const VIEW_SIDE = part.config.imageSize;
 
@@ -1075,7 +1115,7 @@ function updateView() {
   showPose(capsules.mu);
   for (const name of ["azimuth", "elevation"]) {
     $(name).value = view[name];
-    $(`${name}-value`).textContent = `${Math.round(view[name]) % 360}°`;
+    $(`${name}-value`).textContent = `${view[name]}°`;
   }
   showHand();
 }
@@ -1179,10 +1219,9 @@ function setUpRing() {
     const box = svg.getBoundingClientRect();
     const x = ((event.clientX - box.left) / box.width) * 440 - CENTRE.x;
     const y = ((event.clientY - box.top) / box.height) * 290 - CENTRE.y;
-    setView((Math.atan2(x, -y) * 180) / Math.PI, view.elevation);
+    setView(Math.round((Math.atan2(x, -y) * 180) / Math.PI), view.elevation);
   };
-  svg.addEventListener("pointerdown", (event) => { svg.setPointerCapture(event.pointerId); turn(event); });
-  svg.addEventListener("pointermove", (event) => { if (event.buttons) turn(event); });
+  setUpDrag(svg, turn, turn);
 }
 
 function showHand() {
@@ -1269,16 +1308,10 @@ function setUpView() {
   for (let r = 0; r < 4; r++) $("matrix").tBodies[0].append(element("tr", {}, ...[0, 1, 2, 3].map(() => element("td"))));
   setUpRing();
   const canvas = $("view");
-  canvas.addEventListener("pointerdown", (event) => {
-    canvas.setPointerCapture(event.pointerId);
-    view.drag = { x: event.clientX, y: event.clientY, azimuth: view.azimuth, elevation: view.elevation };
-  });
-  canvas.addEventListener("pointermove", (event) => {
-    if (!view.drag) return;
+  setUpDrag(canvas, ({ clientX: x, clientY: y }) => ({ x, y, azimuth: view.azimuth, elevation: view.elevation }), (event, from) => {
     const perPixel = 180 / canvas.getBoundingClientRect().width;
-    setView(view.drag.azimuth + (event.clientX - view.drag.x) * perPixel, view.drag.elevation + (event.clientY - view.drag.y) * perPixel);
+    setView(Math.round(from.azimuth + (event.clientX - from.x) * perPixel), Math.round(from.elevation + (event.clientY - from.y) * perPixel));
   });
-  for (const end of ["pointerup", "pointercancel"]) canvas.addEventListener(end, () => { view.drag = null; });
   const steps = { ArrowLeft: [-5, 0], ArrowRight: [5, 0], ArrowUp: [0, -5], ArrowDown: [0, 5] };
   canvas.addEventListener("keydown", (event) => {
     if (!steps[event.key]) return;
@@ -1320,7 +1353,7 @@ function showNumbers() {
 // Four children vote for two parents; a vote is a point of the plane. beta_v = 0, lambda = 1.
 const PLANE = { reach: 4, floor: 0.05, betaA: -4, iterations: 1, names: ["A", "B"] };
 const START = [[[1.4, 1.2], [-2.6, 1.9]], [[1.8, 0.7], [0.4, -2.8]], [[1.1, 0.6], [2.6, -1.2]], [[-2.2, -1.6], [-1.3, -0.4]]];
-const plane = { votes: START.flat(2), drag: null };
+const plane = { votes: START.flat(2) };
 
 function planeRouting(nIters) {
   const ones = Array(nIters).fill(1);
@@ -1343,9 +1376,15 @@ function updatePlane() {
   const { mu, sigmaSq, a, r } = planeRouting(PLANE.iterations);
   for (const [j, name] of PLANE.names.entries()) {
     const ellipse = plane.ellipses[j];
-    for (const [key, value] of Object.entries({
-      cx: at(mu[2 * j]), cy: at(-mu[2 * j + 1]), rx: (170 * Math.sqrt(sigmaSq[2 * j])) / reach, ry: (170 * Math.sqrt(sigmaSq[2 * j + 1])) / reach,
-    })) ellipse.setAttribute(key, value.toFixed(2));
+    const [cx, cy, rx, ry] = [at(mu[2 * j]), at(-mu[2 * j + 1]), ...[0, 1].map((d) => (170 * Math.sqrt(sigmaSq[2 * j + d])) / reach)];
+    for (const [key, value] of Object.entries({ cx, cy, rx, ry })) ellipse.setAttribute(key, value.toFixed(2));
+    const votes = plane.handles.map((_, n) => [at(plane.votes[2 * n]), at(-plane.votes[2 * n + 1]) - 8]); // and their names
+    const far = ([x, y]) => Math.min(...votes.map((vote) => Math.hypot((x - vote[0]) / 2, y - 5 - vote[1])));
+    const sides = [[cx, cy + ry + 17], [cx, cy - ry - 8], [cx + rx + 35, cy + 5], [cx - rx - 35, cy + 5]]
+      .map(([x, y]) => [Math.max(35, Math.min(325, x)), Math.max(15, Math.min(352, y))]);
+    const [x, y] = sides.reduce((a, b) => (far(b) > far(a) ? b : a)); // beside the ellipse, away from the votes
+    plane.letters[j].setAttribute("x", x.toFixed(2));
+    plane.letters[j].setAttribute("y", y.toFixed(2));
     for (let i = 0; i < 4; i++) {
       const [x, y] = plane.votes.slice(2 * (2 * i + j), 2 * (2 * i + j) + 2);
       const handle = plane.handles[2 * i + j];
@@ -1390,9 +1429,10 @@ function setUpPlane() {
   const COLOUR = ["var(--capsules)", "var(--third)"];
   const FINGER = 0.5; // of the plane, some 20 pixels on a phone
   shape(svg, "path", { class: "axis", d: "M10 180H350M180 10V350" });
-  plane.ellipses = COLOUR.map((colour) => shape(svg, "ellipse", {
-    style: `fill:${colour};fill-opacity:0.15;stroke:${colour};stroke-width:2;pointer-events:none`,
+  plane.ellipses = COLOUR.map((colour, n) => shape(svg, "ellipse", {
+    style: `fill:${colour};fill-opacity:0.15;stroke:${colour};stroke-width:2;pointer-events:none`, ...(n ? { "stroke-dasharray": "8 4" } : {}),
   }));
+  plane.letters = PLANE.names.map((name) => shape(svg, "text", { "text-anchor": "middle", class: "strong" }, `parent ${name}`));
   plane.handles = [];
   const move = (n, x, y) => {
     const within = (value) => hundredths(Math.max(-PLANE.reach, Math.min(PLANE.reach, value)));
@@ -1417,17 +1457,14 @@ function setUpPlane() {
     const of = (part, length) => (((part / length) * 360 - 180) * PLANE.reach) / 170;
     return [of(event.clientX - box.left, box.width), -of(event.clientY - box.top, box.height)];
   };
-  svg.addEventListener("pointerdown", (event) => { // the nearest vote, since a finger is wider than a dot
+  setUpDrag(svg, (event) => { // the nearest vote, since a finger is wider than a dot
     const [x, y] = at(event);
     const far = plane.handles.map((_, n) => Math.hypot(plane.votes[2 * n] - x, plane.votes[2 * n + 1] - y));
     const n = far.indexOf(Math.min(...far));
-    if (far[n] > FINGER) return;
+    if (far[n] > FINGER) return null;
     event.preventDefault(); // no selection of text
-    svg.setPointerCapture(event.pointerId);
-    plane.drag = n;
-  });
-  svg.addEventListener("pointermove", (event) => { if (plane.drag !== null) move(plane.drag, ...at(event)); });
-  for (const end of ["pointerup", "pointercancel"]) svg.addEventListener(end, () => { plane.drag = null; });
+    return n;
+  }, (event, n) => move(n, ...at(event)));
   $("plane-iterations").addEventListener("input", () => {
     PLANE.iterations = Number($("plane-iterations").value);
     soon(updatePlane);
@@ -1447,7 +1484,7 @@ const PARTS = new Set([...document.querySelectorAll("[data-part]")].flatMap((e) 
 const DETAILS = [...document.querySelectorAll("details")].map(({ id }) => id); // explanations that open
 const lesson = { only: [], hide: [] }; // sections and parts, by name
 const hides = (part) => lesson.hide.includes(part);
-const link = { damaged: false, timer: 0, shown: 0, copied: null }; // copied: the section whose link was copied, until the page is scrolled
+const link = { damaged: false, held: false, timer: 0, shown: 0, copied: null, copies: 0 }; // copied: the section whose link was copied, until the page is scrolled
 
 function drawingText() {
   const letters = (x) => LETTERS[stepOf(x) >> 6] + LETTERS[stepOf(x) & 63];
@@ -1479,10 +1516,11 @@ function sectionInSight() {
 }
 
 function stateText() {
+  const offsets = [...dimensions.offsets].map((x, d) => (dimensions.playing?.d === d ? 0 : Math.round(100 * x)));
   const state = {
     v: VERSION, s: link.copied ?? sectionInSight(), c: drawing.layer, t: digits.iteration, e: Number(digits.even), f: Number($("fit").checked),
     k: dimensions.chosen ?? "", i: digits.child ?? "", g: $("range").value,
-    n: dimensions.offsets.some(Boolean) && !dimensions.playing ? [...dimensions.offsets].map((x) => Math.round(100 * x)).join(",") : "",
+    n: offsets.some(Boolean) ? offsets.join(",") : "",
     o: view.object, a: view.azimuth, h: view.elevation, r: PLANE.iterations,
     p: plane.votes.map((x) => Math.round(100 * x) / 10).join(","), big: Number($("big").checked), only: lesson.only.join(","), hide: lesson.hide.join(","),
     w: DETAILS.filter((id) => $(id).open).join(","),
@@ -1502,11 +1540,15 @@ function remember() {
 }
 function rememberSoon() {
   clearTimeout(link.timer);
-  link.timer = setTimeout(remember, 300);
+  link.timer = setTimeout(() => {
+    remember();
+    if (!link.damaged && !link.held && !drawing.pen) $("failure").hidden = true; // nothing moves under a pen
+  }, 300);
 }
 
 // The state of a link, from the text after its #. What is not in it is as at the beginning.
 function restore(text = location.hash.slice(1), isPasted = false) {
+  text = text.replace(/[.,;:!?)]+$/, ""); // of the sentence in which it stood
   if (SECTIONS.includes(text)) text = `s=${text}`;
   const state = new URLSearchParams(text);
   const wrong = [];
@@ -1536,6 +1578,10 @@ function restore(text = location.hash.slice(1), isPasted = false) {
   for (const id of SECTIONS) $(id).classList.toggle("lone", lesson.only.includes(id));
   for (const id of SECTIONS) $(id).classList.toggle("away", lesson.only.length > 0 && !lesson.only.includes(id));
   showParts();
+  for (const e of document.querySelectorAll("main a[data-to]")) { // to a section that is away: plain text
+    if ($(e.dataset.to).classList.contains("away")) e.removeAttribute("href");
+    else e.href = `#${e.dataset.to}`;
+  }
   for (const e of document.querySelectorAll("nav a")) e.classList.toggle("away", $(e.hash.slice(1)).classList.contains("away"));
   const opened = read("w", words(DETAILS), []);
   for (const id of DETAILS) $(id).open = opened.includes(id);
@@ -1559,6 +1605,7 @@ function restore(text = location.hash.slice(1), isPasted = false) {
   $("range").value = read("g", (word) => (["0.25", "0.5", "1"].includes(word) ? word : null), "0.25");
   updateDigits();
   dimensions.offsets = Float32Array.from(read("n", numbers(D, 100), Array(D).fill(0)), (x) => x / 100);
+  if (dimensions.offsets.some(Boolean)) dimensions.chosen = dimensions.digit;
   setRange();
   view.azimuth = read("a", decimal(0, 359.99), part.opening.azimuth);
   view.elevation = read("h", decimal(-30, 80), part.opening.elevation);
@@ -1609,9 +1656,10 @@ function scrollToSection(id, behavior) {
 
 function setUpLink() {
   for (const anchor of document.querySelectorAll("a[href^='#']")) { // the address is that of the state
+    anchor.dataset.to = anchor.hash.slice(1);
     anchor.addEventListener("click", (event) => {
       event.preventDefault();
-      goTo(anchor.hash.slice(1));
+      if (anchor.hash) goTo(anchor.dataset.to);
     });
   }
   for (const id of SECTIONS) {
@@ -1623,7 +1671,9 @@ function setUpLink() {
   addEventListener("scroll", () => { link.copied = null; });
   addEventListener("hashchange", ({ newURL }) => { link.closeTour(); restore(new URL(newURL).hash.slice(1), true); });
   for (const type of ["pointerdown", "keydown"]) addEventListener(type, () => { link.damaged = false; $("copied").hidden = true; }, true);
-  for (const type of ["input", "click", "keyup", "scroll"]) addEventListener(type, rememberSoon);
+  addEventListener("pointerdown", () => { link.held = true; }, true);
+  for (const end of ["pointerup", "pointercancel"]) addEventListener(end, () => { link.held = false; }, true);
+  for (const type of ["input", "click", "keyup", "scroll", "pointerup"]) addEventListener(type, rememberSoon);
   addEventListener("pointerup", remember); // at once: a stroke is not lost where the page is left
   for (const id of DETAILS) $(id).addEventListener("toggle", rememberSoon);
   $("big").addEventListener("change", setType);
@@ -1637,7 +1687,8 @@ async function copyLink(id) {
   clearTimeout(link.shown);
   link.shown = setTimeout(() => { $("copied").hidden = true; }, SAID);
   const text = `#${stateText()}`;
-  if (!("tour" in document.documentElement.dataset)) history.replaceState(null, "", text); // else that of before it
+  const isTour = "tour" in document.documentElement.dataset;
+  if (!isTour) history.replaceState(null, "", text); // else that of before it
   const holds = `The link holds ${drawing.example < 0 ? "your drawing" : "this test image"}, every setting and the section “${$(`${id}-title`).textContent}”.`;
   const elsewhere = location.protocol === "file:" ? " Your page is a file: others put the part from # behind the address of their own copy." : "";
   $("copied").hidden = false;
@@ -1645,9 +1696,10 @@ async function copyLink(id) {
     await navigator.clipboard.writeText(new URL(text, location.href).href);
     $("copied").textContent = `Copied. ${holds}${elsewhere}`;
   } catch {
-    $("copied").textContent = `Copy the address of this page. ${holds}${elsewhere}`;
+    $("copied").textContent = isTour ? "Nothing is copied: the browser does not allow it. The address is that of before the tour: close the tour, and copy again."
+      : `Copy the address of this page. ${holds}${elsewhere}`;
   }
-  tell("copied", `${$("copied").textContent}${told.copied?.endsWith(" ") ? "" : " "}`); // another text each time: it is said again
+  tell("copied", $("copied").textContent, ++link.copies);
 }
 
 // ------------------------------------------------------------------------------------------------------ 7. the tour
@@ -1655,16 +1707,16 @@ async function copyLink(id) {
 // Of each step: what its question speaks of, and its answer, if that is another; which parts it needs besides; the control that Tab comes to next, if it is
 // another; what a question hides until it is answered; what is done before the question, and before the answer; where the box stands, if not on the right.
 const TOUR = [
-  { about: "draw", needs: "answers", hidden: "#answer, #cnn-answer, .bar, #recons figure", before: () => showExample(about.digits.nExamples),
+  { about: "draw", place: "left", needs: "answers", hidden: "#answer, #cnn-answer, .bar, #recons figure", before: () => showExample(about.digits.nExamples),
     question: "This image holds two digits, one over the other. Which two do you see?",
     answer: () => `${$("answer").textContent} A capsule is a small group of numbers for one thing. Its length should say whether the thing is there.` },
   { about: "bars", next: "bar0", needs: "cnn answers", hidden: "#cnn-answer, .bar .thin", before: () => showExample(about.digits.nExamples),
     question: "A plain CNN looks at the same image. Will it classify both digits correctly, as the capsules do?",
     answer: "No: the thin bars are its probabilities, and the two highest are not both right. On other images it is the CNN alone that is right: see “Where the two differ” below." },
-  { about: "recons", next: "next-example", place: "middle", hidden: "#recons figure",
+  { about: "recons", next: "next-example", place: "middle", hidden: "#recons figure", before: () => showExample(about.digits.nExamples),
     question: "From sixteen numbers a capsule can redraw its digit. Will each redrawn image hold one digit or both?",
     answer: "One each here, in the colours of the digits. “Next” shows other test images, not all of which come apart." },
-  { about: "iterations", place: "left", hidden: "#lengths, #even-text", before: () => setRouting(1, false), reveal: () => setRouting(about.digits.config.iterations, false),
+  { about: "iterations", place: "left", hidden: "#lengths, #even-text", before: () => { if (isEmpty()) showExample(about.digits.nExamples); setRouting(1, false); }, reveal: () => setRouting(about.digits.config.iterations, false),
     question: "Small capsules vote for the digits. What happens when votes that agree count more?",
     answer: grownText },
   { about: "sliders",
@@ -1684,7 +1736,7 @@ function grownText() {
   const grown = (j) => last[j] - first[j];
   const pair = longest({ lengths: last });
   const others = classes.filter((j) => !pair.includes(j)).map(grown);
-  return `The two longest capsules, ${pair.join(" and ")}, have changed by ${pair.map((j) => signed(grown(j))).join(" and ")}. The other eight have changed by ${signed(Math.min(...others))} to ${signed(Math.max(...others))}. Move the slider, and watch the lengths.`;
+  return `The two longest capsules${hides("answers") ? "" : `, ${pair.join(" and ")},`} have changed by ${pair.map((j) => signed(grown(j))).join(" and ")}. The other eight have changed by ${signed(Math.min(...others))} to ${signed(Math.max(...others))}. Move the slider, and watch the lengths.`;
 }
 
 function setUpTour() {
