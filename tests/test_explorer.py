@@ -845,6 +845,9 @@ def test_the_sum_of_the_votes_and_their_table_as_csv(measured: Any) -> None:
             "const pair = mostVaried(dimensions.digit); return [pair, walkOf(routed(), dimensions.digit, pair).ends]"
         )
         assert pair == np.argsort(-votes[j].var(axis=0), kind="stable")[:2].tolist()
+        longest = m.driver.execute_script("return longestVotes(...arguments)", j, pair)
+        far = np.hypot(*votes[j][:, pair].T)
+        np.testing.assert_allclose(far[longest], np.sort(far)[::-1][:8], atol=1e-5)
         steps = (c[:, None] * votes[j])[:, pair].reshape(-1, m.config.primary_types, 2).sum(axis=1)
         np.testing.assert_allclose(ends, np.concatenate([np.zeros((1, 2)), steps.cumsum(axis=0)]), atol=1e-4)
         header, *rows = [line.split(",") for line in m.driver.execute_script("return votesText()").splitlines()]
@@ -1075,23 +1078,34 @@ def test_selected_text_does_not_stop_the_pen(page: Any) -> None:
     assert min(strokes_of(page)) > 10
 
 
-def test_a_second_finger_does_not_join_the_line(page: Any) -> None:
-    page.find_element("id", "clear").click()
-    box = page.find_element("id", "draw").rect
-    top = box["y"] - page.execute_script("return scrollY")
+@contextlib.contextmanager
+def fingers(page: Any, name: str) -> Iterator[Callable[..., None]]:
+    """Touches an element with fingers (number, x, y), in parts of its width and height."""
+    page.execute_script("$(arguments[0]).scrollIntoView({ block: 'center', behavior: 'instant' })", name)
+    drawn(page)
+    left, top, width, height = page.execute_script("""
+        const { left, top, width, height } = $(arguments[0]).getBoundingClientRect();
+        return [left, top, width, height];""", name)
 
     def touch(kind: str, *points: tuple[int, float, float]) -> None:
-        at = [{"id": k, "x": box["x"] + x * box["width"], "y": top + y * box["width"]} for k, x, y in points]
+        at = [{"id": k, "x": left + x * width, "y": top + y * height} for k, x, y in points]
         page.execute_cdp_cmd("Input.dispatchTouchEvent", {"type": kind, "touchPoints": at})
 
     page.execute_cdp_cmd("Emulation.setTouchEmulationEnabled", {"enabled": True, "maxTouchPoints": 3})
-    touch("touchStart", (0, 0.2, 0.2))
-    touch("touchMove", (0, 0.3, 0.3))
-    touch("touchStart", (0, 0.3, 0.3), (1, 0.8, 0.9))
-    for k in range(5):
-        touch("touchMove", (0, 0.3, 0.4 + k / 20), (1, 0.8, 0.8))
+    yield touch
     touch("touchEnd")
     page.execute_cdp_cmd("Emulation.setTouchEmulationEnabled", {"enabled": False})
+    drawn(page)
+
+
+def test_a_second_finger_does_not_join_the_line(page: Any) -> None:
+    page.find_element("id", "clear").click()
+    with fingers(page, "draw") as touch:
+        touch("touchStart", (0, 0.2, 0.2))
+        touch("touchMove", (0, 0.3, 0.3))
+        touch("touchStart", (0, 0.3, 0.3), (1, 0.8, 0.9))
+        for k in range(5):
+            touch("touchMove", (0, 0.3, 0.4 + k / 20), (1, 0.8, 0.8))
     page.execute_script("penDown({ x: 9, y: 9 }, 'test'); $('undo').click()")  # by another finger
     assert page.execute_script("return drawing.pen") is None
     points = page.execute_script(
@@ -1099,6 +1113,43 @@ def test_a_second_finger_does_not_join_the_line(page: Any) -> None:
     )
     assert len(points) > 3
     assert max(points) < 0.35
+
+
+def test_a_finger_draws_beside_a_palm_that_rests(page: Any) -> None:
+    page.find_element("id", "clear").click()
+    with fingers(page, "draw") as touch:
+        touch("touchStart", (0, 0.8, 0.95))
+        touch("touchStart", (0, 0.8, 0.95), (1, 0.3, 0.3))
+        for k in range(6):
+            touch("touchMove", (0, 0.805, 0.95), (1, 0.3 + k / 20, 0.3))
+    assert page.execute_script("return drawing.strokes.map(({ points }) => points.length > 3)") == [True]
+    assert page.execute_script("return drawing.strokes[0].points[0].x / LAYER_SIDE") == pytest.approx(0.3, abs=0.02)
+    with fingers(page, "draw") as touch:  # two that rest: the first one's dot
+        touch("touchStart", (0, 0.8, 0.9))
+        touch("touchStart", (0, 0.8, 0.9), (1, 0.2, 0.9))
+    assert strokes_of(page)[1:] == [1]
+
+
+def test_a_second_finger_drags_nothing(page: Any) -> None:
+    for name, state, still in (
+        ("view", "return [view.azimuth, view.elevation]", [0, 1]), ("ring", "return [view.azimuth]", [0]),
+        ("plane", "return [...plane.votes]", [*range(2), *range(4, 16)]),
+    ):
+        of, second = (0.5 - 2.6 / 8 * 340 / 360, 0.5 - 1.9 / 8 * 340 / 360), (0.8, 0.8)
+        if name == "plane":  # from 1B on, and on 3B
+            second = (0.5 + 2.6 / 8 * 340 / 360, 0.5 + 1.2 / 8 * 340 / 360)
+        with fingers(page, name) as touch:
+            touch("touchStart", (0, *of))
+            touch("touchMove", (0, of[0] + 0.02, of[1]))
+            drawn(page)
+            before = page.execute_script(state)
+            touch("touchStart", (0, of[0] + 0.02, of[1]), (1, *second))
+            for k in range(3):
+                touch("touchMove", (0, of[0] + 0.02, of[1]), (1, second[0] - k / 50, second[1]))
+            drawn(page)
+            assert [page.execute_script(state)[k] for k in still] == [before[k] for k in still], name
+            touch("touchMove", (0, of[0] + 0.1, of[1] + 0.05), (1, *second))
+        assert page.execute_script(state) != before, name
 
 
 def test_ink_comes_before_the_networks(page: Any) -> None:
@@ -1167,6 +1218,19 @@ def test_a_slider_changes_the_digit_and_reset_undoes_it(page: Any) -> None:
     settled(page, lambda: pixels_of(page, "after") != before)
     page.find_element("id", "play0").click()
     settled(page, lambda: pixels_of(page, "after") == before)
+    set_offsets = """
+        $("slider3").value = 0.2; $("slider3").dispatchEvent(new Event("input")); $("play5").click();
+        dimensions.offsets[5] = 0.11;
+        return stateText().match(/&n=([^&]*)/)?.[1];"""
+    without = ",".join("20" if d == 3 else "0" for d in range(16))  # what plays
+    assert page.execute_script(set_offsets) == without
+    page.execute_script("$('play5').click()")
+    digit = page.execute_script("return dimensions.digit")
+    for iterations in range(1, 6):
+        page.execute_script("setRouting(arguments[0], false)", iterations)
+        drawn(page)
+        assert text_of(page, "slider-value3") == "+0.20"
+        assert page.execute_script("return dimensions.digit") == digit
 
 
 def test_routing_iterations_change_the_lengths(page: Any) -> None:
@@ -1301,7 +1365,7 @@ def test_even_couplings_and_the_votes_of_a_small_capsule(page: Any) -> None:
     np.testing.assert_allclose(routed[:, 6], routed[:, 5] ** 2 / (1 + routed[:, 5] ** 2), atol=0.01)
     page.find_element("id", "even").click()
     settled(page, lambda: "All are held at 0.100" in text_of(page, "coupling-text"))
-    assert text_of(page, "place-text").endswith("All couplings are held at a tenth.")
+    assert text_of(page, "arrows-text").endswith("All couplings are held at a tenth.")
     np.testing.assert_array_equal(votes()[:, 3], 0.1)
     saved = [line.split(",") for line in page.execute_script("return votesText()").splitlines()[1:]]
     assert {(line[1], line[7]) for line in saved} == {("1", "0.1")}  # iteration and coupling
@@ -1437,6 +1501,14 @@ def test_a_damaged_link_says_so_and_stays(
         assert page.execute_script("return drawing.example") == example
     page.find_element("id", "next-example").click()
     settled(page, lambda: "#v=2&" in page.current_url)
+    settled(page, lambda: not page.find_element("id", "failure").is_displayed())  # it speaks of the link before
+
+
+def test_a_link_at_the_end_of_a_sentence_is_whole(page: Any) -> None:
+    whole = page.execute_script("showExample(4); return stateText()")
+    for text in (whole, "x=5", "routing", "hide=cnn"):
+        for end in (".", ",", ";", ":", ")", "!", ")."):
+            assert page.execute_script("restore(arguments[0]); return link.damaged", text + end) is False, text + end
 
 
 @pytest.mark.parametrize("size", [(1280, 720), (390, 664)])
@@ -1562,6 +1634,13 @@ def test_a_lesson_shows_what_its_link_asks_for(page: Any) -> None:
         page.find_element("id", "tour-next").click()
     assert asks[0].startswith("1 of 4. From sixteen numbers")
     assert not [ask for ask in asks if "CNN" in ask or "network classifies" in ask]
+    page.execute_script("restore('hide=answers&d=')")  # nothing is drawn
+    page.find_element("id", "start-tour").click()
+    page.find_element("id", "tour-next").click()
+    drawn(page)
+    assert text_of(page, "tour-text").startswith("1 of 4. One each here")
+    assert page.execute_script("return digits.found.length") == 2
+    page.find_element("id", "tour-end").click()
     page.execute_script("restore('only=digits,routing&hide=cnn,tray&x=7')")
     drawn(page)
     assert all(shown("#answer, #draw, #recon0, #iterations"))
@@ -1579,6 +1658,11 @@ def test_a_lesson_shows_what_its_link_asks_for(page: Any) -> None:
         return [...own, drawing.kept];""")
     # A number added to the link of a drawing; commas as some programs send them.
     assert strokes == [6, 1, False, [True, True]]
+    for only, is_link in (("digits", False), ("digits,dimensions", True)):  # "sixteen numbers"
+        page.execute_script("restore(`only=${arguments[0]}&w=why`)", only)
+        text = page.find_elements("css selector", "#why a")[1]
+        assert text.is_displayed()
+        assert bool(text.get_attribute("href")) == is_link
     page.execute_script("restore(`${arguments[0]}&only=em`)", link)  # a copied link, to which a teacher adds
     assert shown("section") == [False, False, False, True, False, False]
     assert page.execute_script("return link.damaged") is False
@@ -1635,7 +1719,8 @@ def test_the_tour_covers_nothing_that_it_speaks_of(size: tuple[int, int], big: i
     for step in range(2 * page.execute_script("return TOUR.length")):
         drawn(page)
         outlined = page.execute_script("return document.querySelector('.toured').id") or "slider"
-        for part in spoken_of[outlined]:
+        answers = ["answer", "bars", "recons"] if step == 1 and size[0] > 600 and not big else []
+        for part in spoken_of[outlined] + answers:
             covered, cut = page.execute_script("""
                 const rect = (e) => document.querySelector(e).getBoundingClientRect();
                 const [part, box] = [rect(arguments[0]), rect("#tour")];
@@ -1709,6 +1794,8 @@ def test_the_tour_asks_shows_and_gives_everything_back(size: tuple[int, int], pa
     assert page.execute_script("return document.activeElement.id") == "start-tour"
     settled(page, lambda: page.execute_script("return stateText()") == before)
     page.find_element("id", "start-tour").click()  # a link that is pasted in its midst is followed
+    page.execute_script("navigator.clipboard.writeText = async () => { throw new Error(); }; copyLink('digits')")
+    settled(page, lambda: "address is that of before the tour" in text_of(page, "copied"))
     page.execute_script("location.hash = 's=em&x=9'")
     settled(page, lambda: page.execute_script("return drawing.example") == 8)
     assert not page.find_element("id", "tour").is_displayed()
@@ -1743,7 +1830,12 @@ def test_dragging_turns_the_object(page: Any) -> None:
         before = seen()
     page.execute_script("setView(10, 33.33); $('azimuth').value = 20; $('azimuth').dispatchEvent(new Event('input'))")
     assert page.execute_script("return [view.azimuth, view.elevation]") == [20, 33.33]  # its own angle alone
-    drag(page, page.find_element("id", "view"), 80, 10)
+    page.execute_script("restore('a=150.4&o=0&h=50.3')")  # beyond the trained sides, and it says so
+    drawn(page)
+    assert [text_of(page, f"{name}-value") for name in ("azimuth", "elevation")] == ["150.4°", "50.3°"]
+    assert not re.search("black|white", page.find_element("tag name", "main").get_attribute("innerText"), re.IGNORECASE)
+    drag(page, page.find_element("id", "view"), 83, 11)
+    assert page.execute_script("return [view.azimuth, view.elevation].every(Number.isInteger)")
     assert all(new != old for new, old in zip(seen(), before, strict=True))
     settled(page, lambda: "held-out azimuths" in text_of(page, "ring-text"))
     assert "the capsules are" in text_of(page, "verdict")
@@ -1752,6 +1844,13 @@ def test_dragging_turns_the_object(page: Any) -> None:
 @pytest.mark.parametrize("dark", [False, True])
 @pytest.mark.parametrize("width", [1280, 390])
 def test_no_sideways_scrolling(width: int, dark: bool, page: Any) -> None:
+    if not dark:
+        for other in (640, 770, 800, 900, 1000, 1060):  # in large type too
+            show_as(page, other, 600)
+            for big in (0, 1):
+                page.execute_script("restore(`big=${arguments[0]}`)", big)
+                assert page.execute_script("return document.documentElement.scrollWidth") <= other, (other, big)
+        page.execute_script("restore('')")
     show_as(page, width, 844, dark)
     background = "return getComputedStyle(document.body).backgroundColor"
     level = int(re.findall(r"\d+", settled(page, lambda: page.execute_script(background)))[0])
@@ -1820,6 +1919,14 @@ def test_one_announcement_after_a_stroke(page: Any) -> None:
     time.sleep(1.5)
     said = page.execute_script("observer.disconnect(); return changes")
     assert said == [f"{text_of(page, 'answer')} {text_of(page, 'cnn-answer')}"]
+    for act in ("penDown({ x: 144, y: 150 }, 'test'); penTo({ x: 148, y: 170 }); penUp()", "$('undo').click()"):
+        page.execute_script(f"$('say').textContent = ''; updateDigits(); {act}; updateDigits()")
+        settled(page, lambda: text_of(page, "say").startswith("Capsules: "))  # of the same words too
+    page.execute_script("$('say').textContent = ''; $('next-example').click(); updateDigits(); copyLink('digits')")
+    settled(page, lambda: text_of(page, "say").count("The link holds this test image"))
+    assert text_of(page, "say").startswith("Capsules: ")
+    page.execute_script("$('undo').click(); updateDigits()")
+    time.sleep(1)
     for _ in range(2):  # of the same link
         page.execute_script("$('say').textContent = ''")
         page.find_element("css selector", "#digits .copy").click()
@@ -1865,11 +1972,15 @@ def test_colours_are_seen_and_differ_in_grey(dark: bool, page: Any) -> None:
         assert contrast(of[name], of["track"]) >= 3, name
     for name in ("text", "soft", "accent"):
         assert contrast(of[name], of["card"]) >= 4.5, name
-    for a, b in (("first", "second"), ("capsules", "cnn"), ("capsules", "viewpointCnn")):
+    for a, b in (("first", "second"), ("capsules", "cnn"), ("capsules", "viewpointCnn"), ("capsules", "third")):
         assert contrast(of[a], of[b]) >= 1.5, (a, b)
     ink = np.array(page.execute_script("return COLOURS")) / 255
     assert min(contrast(colour, np.zeros(3)) for colour in ink) >= 3
     assert contrast(*ink) >= 1.5
+    assert contrast(of["capsules"], of["third"]) >= 1.8  # the parents in the plane, which have names too
+    names = page.execute_script("return plane.letters.map((e) => [e.textContent, e.getBBox().x, e.getBBox().width])")
+    assert [name for name, *_ in names] == ["parent A", "parent B"]
+    assert all(x >= 0 and x + width <= 360 for _, x, width in names)
 
 
 def test_bars_are_seen_in_forced_colours(page: Any) -> None:
@@ -1902,8 +2013,10 @@ def test_bars_are_seen_in_forced_colours(page: Any) -> None:
 def test_a_print_has_two_pages_and_a_lesson_of_one_section_one(lesson: str, n_pages: int, page: Any) -> None:
     page.execute_script("restore(arguments[0])", lesson)
     drawn(page)
-    pdf = base64.b64decode(page.execute_cdp_cmd("Page.printToPDF", {"paperWidth": 8.27, "paperHeight": 11.69})["data"])
-    assert len(re.findall(rb"/Type\s*/Page\b", pdf)) == n_pages
+    for sides in ((8.27, 11.69), (8.5, 11), (11.69, 8.27), (11, 8.5)):  # A4 and Letter
+        paper = dict(zip(("paperWidth", "paperHeight"), sides, strict=True))
+        pdf = base64.b64decode(page.execute_cdp_cmd("Page.printToPDF", paper)["data"])
+        assert len(re.findall(rb"/Type\s*/Page\b", pdf)) == n_pages, sides
 
 
 def test_every_section_of_a_lesson_is_printed(page: Any) -> None:
@@ -1912,6 +2025,10 @@ def test_every_section_of_a_lesson_is_printed(page: Any) -> None:
         page.execute_script("restore(arguments[0])", f"only={name}")
         shown = page.execute_script("return SECTIONS.filter((id) => $(id).offsetHeight > 100)")
         assert shown == [name]
+    whole, printed = page.execute_script("""
+        return [[".desk", ".together", ".card"].map((e) => getComputedStyle(document.querySelector(e)).breakInside),
+            getComputedStyle(document.querySelector(".segment input:checked + span")).printColorAdjust]""")
+    assert (whole, printed) == (["avoid"] * 3, "exact")
     for opened in ("", "w=why"):
         page.execute_script("restore(arguments[0])", opened)
         assert page.find_element("id", "why-text").is_displayed() == bool(opened)
@@ -1962,6 +2079,9 @@ def test_a_page_that_is_still_loading_says_so(page: Any, tmp_path: Path) -> None
     page.get(half.as_uri())
     settled(page, lambda: re.search(r"loading, 5 megabytes, 1.\d are here", text_of(page, "loading")))
     assert page.find_element("id", "loading").is_displayed()
+    page.get(f"{half.as_uri()}#x=5&only=digits,routing")
+    page.find_element("css selector", "nav a[href='#routing']").click()
+    assert page.current_url.endswith("#x=5&only=digits,routing")
     opened(page, PAGE)
     assert not page.find_element("id", "loading").is_displayed()
 
@@ -1973,6 +2093,8 @@ def test_every_control_has_a_name_and_takes_the_keyboard(page: Any) -> None:
         return [...document.querySelectorAll("input, button, select, canvas, svg")]
             .filter((e) => !e.hasAttribute("aria-hidden") && !named(e)).map((e) => e.outerHTML.slice(0, 80));""")
     assert unnamed == []
+    tables = page.execute_script("return [...document.querySelectorAll('table')].map((e) => e.ariaLabel)")
+    assert len(tables) == len({*tables} - {None, ""}) == 4
     untouchable = page.execute_script("""
         return [...document.querySelectorAll("input, button, select, #draw, #view, #couplings, .handle")]
             .filter((e) => e.tabIndex < 0 || e.disabled && e.id !== "tour-back").map((e) => e.id);""")
@@ -2142,11 +2264,19 @@ def test_a_lesson_without_answers_tells_none(page: Any) -> None:
     page.execute_script("restore('x=26&hide=answers,bars,reconstructions'); updateDigits(); $('why').open = true")
     labels = page.execute_script("return about.digits.labels[25]")
     seen = page.execute_script("""
-        return [...document.querySelectorAll("#digits p, #digits figcaption, #tray button, #coupling-text, #lengths")]
+        const parts = "#digits p:not(#naming), figcaption, #tray button, #coupling-text, #lengths";
+        return [...document.querySelectorAll(parts)]
             .filter((e) => e.getClientRects().length)
             .map((e) => `${e.textContent} ${e.getAttribute("aria-label") ?? ""}`);""")
-    told = [text for text in seen if re.search(rf"(made of|Digit|a|an|to) ({labels[0]}|{labels[1]})\\b", text)]
+    told = [text for text in seen if re.search(rf"(made of|Digit|a|an|to) ({labels[0]}|{labels[1]})\b", text)]
+    assert seen
     assert told == []
+    page.execute_script("restore('x=26&hide=answers'); updateDigits()")
+    assert not page.find_elements("css selector", ".bar.first, .bar.second")
+    captions = page.find_element("id", "recons")
+    assert captions.text.split("\n") == ["redrawn by a capsule"] * 2
+    names = [e.get_attribute("aria-label") for e in captions.find_elements("tag name", "canvas")]
+    assert names == ["A reconstruction"] * 2
     assert not page.find_element("id", "ring").is_displayed()
     assert page.execute_script("return $('walk-digit').value") == "0"
     page.execute_script("restore('hide=cnn')")
@@ -2155,3 +2285,23 @@ def test_a_lesson_without_answers_tells_none(page: Any) -> None:
             .filter((e) => e.getClientRects().length).map((e) => e.innerText).join(" ");""")
     assert "CNN" not in words
     page.execute_script("restore('')")
+
+
+def test_several_votes_are_seen_and_no_name_lies_on_them(page: Any) -> None:
+    longer, names = page.execute_script("""
+        const all = [...Array(24).keys()].map((k) => {
+            showExample(k); updateDigits();
+            const arrows = [...document.querySelectorAll("#arrows .walk")].slice(0, FEW);
+            const names = [...document.querySelectorAll("#walk text, #arrows text")].map((e) => e.getBBox());
+            return [arrows.filter((e) => e.getBBox().width ** 2 + e.getBBox().height ** 2 > 20 ** 2).length,
+                names.every(({ x, y, width, height }) => x >= -1 && x + width <= 301 && (y + height <= 1 || y >= 300))];
+        });
+        return [0, 1].map((k) => all.map((one) => one[k]));""")
+    assert min(longer) >= 6
+    assert all(names)
+    widths = page.execute_script("""
+        const { c } = routed();
+        const few = longestVotes(dimensions.digit, mostVaried(dimensions.digit));
+        const shown = [...document.querySelectorAll("#arrows .walk")].map((e) => parseFloat(e.style.strokeWidth));
+        return [shown.slice(0, FEW), few.map((i) => 15 * c[dimensions.digit * digits.result.size.length + i])];""")
+    assert widths[0] == pytest.approx(widths[1], abs=0.01)
