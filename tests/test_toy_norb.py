@@ -12,6 +12,7 @@ from PIL import Image
 
 import smallnorb_novel_viewpoint as views
 from data import norb_files, toy_norb as toys
+from data.files import atomic_write
 from helpers import config_of, failure
 from more import conv_matrix_capsules as conv, make_toy_norb as script
 from recorded import check
@@ -188,6 +189,12 @@ def test_the_whole_set_has_the_sizes_of_the_real_one() -> None:
             assert sorted(set(column.tolist())) == sorted(values)
         assert len({order.tobytes() for order in rows.reshape(-1, 5, 5).swapaxes(0, 1)[..., 1:]}) == 5  # of categories
         assert "".join(map(str, instances)) == norb_files.NORB_SETS[subset][2:]
+
+
+def test_a_file_is_written_into_folders_that_are_not_there_yet(tmp_path: Path) -> None:
+    with atomic_write(tmp_path / "one" / "two" / "file") as stream:
+        stream.write(b"whole")
+    assert contents(tmp_path / "one" / "two") == {"file": b"whole"}
 
 
 def interrupted(category: int, *_: Any) -> Array:

@@ -248,6 +248,13 @@ def test_a_study_in_its_plain_form_is_the_fast_one(study: str, monkeypatch: pyte
     assert losses[1] == pytest.approx(losses[0], rel=1e-9)
 
 
+@pytest.mark.parametrize("study", m.SCRIPTS)
+def test_the_base_script_gets_the_settings_of_the_run(study: str) -> None:
+    own = {"seed": 7, "n_epochs": 3, "lr": 0.002, "plain": True}
+    network = m.network_config(m.Config(study=study, **own))
+    assert {name: getattr(network, name) for name in own} == own
+
+
 def test_without_a_variant_the_network_is_that_of_the_base_script(monkeypatch: pytest.MonkeyPatch) -> None:
     small(monkeypatch)
     config = m.Config(n_epochs=2)
