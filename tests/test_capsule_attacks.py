@@ -186,6 +186,11 @@ def parabola(target: Array) -> attacks.Network:
     return attacks.network_of(forward, backward, {"": loss, attacks.MARGIN: loss}, 100)
 
 
+def test_the_length_of_steps_is_checked_where_automatic_pgd_does() -> None:
+    """[Croce and Hein 2020, section 3.2]: p = 0, 0.22, and each gap 0.03 shorter than the last, at least 0.06."""
+    assert sorted(attacks.checks(100))[:8] == pytest.approx([22, 41, 57, 70, 80, 87, 93, 99], abs=1)  # rounded up
+
+
 def test_steps_by_hand() -> None:
     """The first step is as long as the box and ends on its edge. A quarter of it is added to the next one. A step that
     raises no loss is halved, from the best image so far."""

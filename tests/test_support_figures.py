@@ -70,6 +70,11 @@ def test_grey_levels_stretch_only_what_is_normalised() -> None:
     assert 0.05 < (stretched == 1).mean() < 0.15  # the bright tenth
 
 
+def test_a_picture_that_is_missing_leaves_white() -> None:
+    pictures = np.stack([np.zeros((2, 2)), np.full((2, 2), np.nan)])[None]
+    np.testing.assert_array_equal(figures.as_sheet(pictures, (1, 1), 2)[:2, :, 0], [[0, 0, 1, 1, 1]] * 2)
+
+
 def test_validation_examples_are_called_so() -> None:
     for config, name in (({"n_val": None}, "test"), ({"n_val": 5}, "validation"),
                          ({"n_val": None, "n_val_objects": 1}, "validation")):

@@ -300,6 +300,7 @@ def test_activations_and_assignments_are_those_of_the_attacked_capsules() -> Non
         seen = attacks.experiment.attacked_network(config, "capsules", state.params, SERIAL)
         np.testing.assert_allclose(a, seen.scores(images), rtol=1e-5)
         np.testing.assert_allclose(r.sum(axis=2), 1, rtol=1e-5)
+        assert np.ptp(r) > 1e-6  # those of the first iteration are even
         found = attacks.measure_attacks(config, data, {"capsules": state}, 1)["capsules"]
         flat = ~seen.gradient(images, labels, seen.losses[""])[2].any(axis=(1, 2, 3))
         assert next(iter(found.shares.values())) == flat.mean()

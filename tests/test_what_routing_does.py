@@ -250,7 +250,7 @@ def test_a_study_in_its_plain_form_is_the_fast_one(study: str, monkeypatch: pyte
 
 @pytest.mark.parametrize("study", m.SCRIPTS)
 def test_the_base_script_gets_the_settings_of_the_run(study: str) -> None:
-    own = {"seed": 7, "n_epochs": 3, "lr": 0.002, "plain": True}
+    own: dict[str, Any] = {"seed": 7, "n_epochs": 3, "lr": 0.002, "plain": True}
     network = m.network_config(m.Config(study=study, **own))
     assert {name: getattr(network, name) for name in own} == own
 
