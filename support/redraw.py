@@ -113,7 +113,7 @@ def redraw(wanted: Collection[str] | None, data_dir: Path | None = None) -> None
         failed += [row.command] * (done.returncode != 0)
         for path, content in files_of(row).items():
             is_same = before.get(path) == content
-            n_same += is_same
+            n_same += is_same and done.returncode == 0
             changed += [] if is_same else [in_project(path)]
     left_out = f", {n_left_out} left out" if n_left_out else ""
     print(f"\n{n_same} unchanged, {len(changed)} changed{left_out}" + "".join(f"\n    {path}" for path in changed))
