@@ -1614,7 +1614,11 @@ def test_a_lesson_shows_what_its_link_asks_for(page: Any) -> None:
 
     assert shown("section") == [True, True, False, False, False, False]
     assert not any(shown("#cnn-answer, .bar .thin, #tray, nav a[href='#em']"))
+    page.execute_script("restore('x=1'); $('say').textContent = ''; setView(20, 30)")
+    settled(page, lambda: page.execute_script("return 'verdict' in telling.unsaid"))
     page.execute_script("restore('hide=cnn,answers')")
+    time.sleep(1.2)
+    assert text_of(page, "say") == ""  # nor is told what was to be said before
     settled(page, lambda: "held-out azimuths" in text_of(page, "ring-count"))
     seen = page.find_element("tag name", "main").text
     assert "Routed, iteration" not in seen
@@ -1622,9 +1626,9 @@ def test_a_lesson_shows_what_its_link_asks_for(page: Any) -> None:
     assert "CNN" not in page.find_element("id", "viewpoint").text.split("Try this")[0]
     assert "CNN with pooling" not in page.find_element("id", "accuracy").text
     assert shown("#ring [data-model=cnn]") == [False] * 72
-    page.execute_script("$('say').textContent = ''; showExample(3); setView(20, 30)")
+    page.execute_script("showExample(3); setView(20, 30)")
     time.sleep(1.2)
-    assert text_of(page, "say") == ""  # nor is it told
+    assert text_of(page, "say") == ""  # nor is any of it told
     assert not [bar for bar in page.find_elements("class name", "bar") if "CNN" in bar.get_attribute("aria-label")]
     page.find_element("id", "start-tour").click()
     asks = []

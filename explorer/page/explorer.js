@@ -1573,6 +1573,8 @@ function restore(text = location.hash.slice(1), isPasted = false) {
   if (isOther) for (const key of [...state.keys()]) state.delete(key);
 
   stopPlaying();
+  clearTimeout(telling.timer);
+  telling.unsaid = {}; // of the state before: this one may hide it
   lesson.only = read("only", words(SECTIONS), []);
   lesson.hide = read("hide", words([...PARTS]), []);
   for (const id of SECTIONS) $(id).classList.toggle("lone", lesson.only.includes(id));
