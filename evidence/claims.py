@@ -244,6 +244,13 @@ REGISTERED: tuple[Claim, ...] = (
                 searches=("voxels_elevations_dense_capsules_2_iterations.json",
                           "voxels_elevations_dense_capsules_1_iterations.json"),
             ),
+            Condition(
+                "dense, new azimuths of the write-up's objects",
+                "smallnorb_novel_viewpoint/registered_voxels_routing_azimuths.json",
+                "routed:capsules", "even:capsules", "held_out_accuracy", "4200:4560",
+                searches=("voxels_azimuths_dense_capsules_2_iterations.json",
+                          "voxels_azimuths_dense_capsules_1_iterations.json"),
+            ),
         ),
     ),
     Claim(
