@@ -12,6 +12,10 @@ as it was chosen for its luck on the others too. Where that gains two points or 
 is the winner, and is trained twice as long in turn. The dense CNN, whose training does not depend on its length, gets
 all lengths from one. Every run is kept in results/search/runs, and none is run twice: a search that was stopped goes
 on.
+
+With --network capsnet: the CapsNet of multimnist_capsnet.py, or its CNN with pooling, on overlapping digits that the
+networks are not trained on. Composites are drawn anew for each epoch, so a longer training is always better. Their
+number is the condition, not an axis, and nothing is trained twice as long.
 """
 
 from __future__ import annotations
@@ -30,25 +34,30 @@ from typing import Any
 
 import numpy as np
 
+import multimnist_capsnet as multimnist
 import smallnorb_novel_viewpoint as smallnorb
 from fast.workers import SERIAL
 from more import attacks, capsule_attacks
 from more import conv_matrix_capsules as conv
-from smallnorb_novel_viewpoint import OUTPUT, Settings, UserError, int_in, parse, print_message, script, setting
+from smallnorb_novel_viewpoint import (
+    OUTPUT, SettingError, Settings, UserError, int_in, parse, print_message, script, setting,
+)
 from support.experiment import require_writable
 from support.results import environment, save_result
 
 Setting = tuple[float, float, int]  # rate, weight decay, epochs
 
-SEEDS = {"dense": (2, 6, 16, 48), "convolutional": (2, 4, 8, 24), "attacks": (2, 4, 8, 16)}  # stage by stage
-FRESH = {"dense": 48, "convolutional": 24, "attacks": 16}  # seeds after those, of the winner and of twice its length
+SEEDS = {"dense": (2, 6, 16, 48), "convolutional": (2, 4, 8, 24), "attacks": (2, 4, 8, 16), "capsnet": (2, 4, 8)}
+FRESH = {"dense": 48, "convolutional": 24, "attacks": 16, "capsnet": 8}  # after those, also for twice the length
 LENGTHS = [10 * 2**k for k in range(10)]  # epochs that are kept of a training that has all lengths
 FIRST_SEED = 100
 KEEP, FAMILIAR = 4, 0.95  # settings at least; accuracy on familiar views
 TOLERANCES = {"azimuths": 0.02, "elevations": 0.02, "attacks": 0.1}  # of the doubled length
 CONDITIONS: dict[str, dict[str, Any]] = {
     "azimuths": {}, "elevations": {"train_elevations": (10.0, 35.0), "test_elevations": (40.0, 70.0)}, "attacks": {},
+    "overlaps": {"n_val": 10_000},
 }
+METRICS = {"azimuths": "held_out", "elevations": "held_out", "attacks": "attacked", "overlaps": "both"}  # digits
 NETWORKS, N_ATTACKED = {"dense": "dense", "convolutional": "matrix"}, 50  # as capsule_attacks.py calls them; images
 EPSILON, EFFORT = 0.1, attacks.Effort(most_steps=80, queries=0)  # of the attack
 GRIDS: dict[tuple[str, str], tuple[list[float], list[float], list[int]]] = {
@@ -56,6 +65,8 @@ GRIDS: dict[tuple[str, str], tuple[list[float], list[float], list[int]]] = {
     ("dense", "cnn"): ([0.00025, 0.0005, 0.001, 0.002], [0, 0.3, 1, 3], [10, 20, 40, 80]),
     ("convolutional", "capsules"): ([0.0075, 0.015, 0.03], [0, 1], [5, 10, 20, 40]),
     ("convolutional", "cnn"): ([0.001, 0.003, 0.01], [0, 1], [5, 10, 20, 40]),
+    ("capsnet", "capsules"): ([0.0025, 0.005, 0.01, 0.02], [0, 0.1, 0.3, 1], [4]),
+    ("capsnet", "cnn"): ([0.0025, 0.005, 0.01, 0.02], [0, 0.1, 0.3, 1], [4]),
 }
 OF_ATTACKS = {  # trainings of which an accuracy would ask no more, but robustness does
     "capsules": ([0.0005, 0.001, 0.002], [0.3, 1, 3], [80, 160, 320]),
@@ -66,13 +77,30 @@ FACTORS = (2, 3, 2)  # from a value at an edge to the next one
 
 @dataclasses.dataclass(frozen=True)
 class Config(Settings):
-    network: str = setting("dense", ("dense", "convolutional"), "Search the networks of smallnorb_novel_viewpoint.py,"
-        " or those of more/conv_matrix_capsules.py.", usual=True)
+    network: str = setting("dense", ("dense", "convolutional", "capsnet"), "Search the networks of"
+        " smallnorb_novel_viewpoint.py, of more/conv_matrix_capsules.py, or of multimnist_capsnet.py.", usual=True)
     model: str = setting("capsules", ("capsules", "cnn"), "Search the capsules, or the CNN of equal size.", usual=True)
-    condition: str = setting("azimuths", tuple(CONDITIONS), "Hold out azimuths, or elevations; or attack images of"
-        " views that are trained on.", usual=True)
-    dataset: str = setting("shapes", ("shapes", "voxels"), "Shapes that the seed draws, or the five voxel objects.")
-    em_iters: int = setting(2, int_in(1, 2), "Route the capsules in N iterations; in one, all assignments are even.")
+    condition: str | None = setting(None, tuple(CONDITIONS), "Hold out azimuths, or elevations; or attack images of"
+        " views that are trained on; or lay two digits over each other.", "azimuths, capsnet overlaps", usual=True)
+    dataset: str | None = setting(None, ("shapes", "voxels", "mnist"), "Shapes that the seed draws, the five voxel"
+        " objects, or digits.", "shapes, capsnet mnist")
+    em_iters: int = setting(2, int_in(1, 2), "Route matrix capsules in N iterations; in one, all assignments are even.")
+    routing_iters: int = setting(3, int_in(1, 3), "Route a CapsNet in N iterations; in one, all couplings are even.")
+    composites: int = setting(48_000, int_in(400, 10**8), "Train a CapsNet or its CNN on N composites.")
+
+    def dependent(self) -> dict[str, Any]:
+        of_digits = self.network == "capsnet"
+        return {"condition": "overlaps" if of_digits else "azimuths", "dataset": "mnist" if of_digits else "shapes"}
+
+    def check(self) -> None:
+        of_digits = self.network == "capsnet"
+        if of_digits != (self.condition == "overlaps"):
+            raise SettingError("condition", f"{self.condition} is not for --network {self.network}")
+        if of_digits != (self.dataset == "mnist"):
+            raise SettingError("dataset", f"{self.dataset} is not for --network {self.network}")
+        for name in ("em_iters",) if of_digits else ("routing_iters", "composites"):
+            if getattr(self, name) != getattr(Config, name):
+                raise SettingError(name, f"not together with --network {self.network}")
 
     @property
     def any_length(self) -> bool:
@@ -82,7 +110,7 @@ class Config(Settings):
     @property
     def metric(self) -> str:
         """What is chosen by."""
-        return "attacked" if self.condition == "attacks" else "held_out"
+        return METRICS[str(self.condition)]
 
     @property
     def stages(self) -> str:
@@ -92,8 +120,10 @@ class Config(Settings):
     @property
     def name(self) -> str:
         """Of the result's file."""
-        own = [] if self.model == "cnn" else [f"{self.em_iters}_iterations"]
-        return "_".join([self.dataset, self.condition, self.network, self.model, *own])
+        of_digits = self.network == "capsnet"
+        own = [] if self.model == "cnn" else [f"{self.routing_iters if of_digits else self.em_iters}_iterations"]
+        length = [str(self.composites)] if of_digits else []
+        return "_".join([str(self.dataset), str(self.condition), *length, self.network, self.model, *own])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,6 +136,12 @@ class Options(Settings):
 def training_of(config: Config, chosen: Setting, seed: int) -> tuple[Any, Any, str]:
     """The module, the configuration and the model's name there of one training."""
     rate, decay, epochs = chosen
+    if config.network == "capsnet":
+        asked = multimnist.Config(
+            dataset="mnist", seed=seed, lr=rate, weight_decay=decay, n_epochs=epochs,
+            n_train=config.composites // epochs, routing_iters=config.routing_iters, **CONDITIONS["overlaps"],
+        )
+        return multimnist, asked, "capsnet" if config.model == "capsules" else "cnn_pool"
     is_attacked = config.condition == "attacks"
     module: Any = capsule_attacks if is_attacked else smallnorb if config.network == "dense" else conv
     name = "cnn_matched" if module is smallnorb and config.model == "cnn" else config.model
@@ -113,7 +149,7 @@ def training_of(config: Config, chosen: Setting, seed: int) -> tuple[Any, Any, s
         own = {"lr": rate, "n_epochs": epochs, "em_iters": config.em_iters}
     else:
         own = {"cnn_lr": rate, "cnn_epochs": epochs}
-    more = CONDITIONS[config.condition]
+    more = CONDITIONS[str(config.condition)]
     if is_attacked:
         more = {"network": NETWORKS[config.network], "n_attack": N_ATTACKED}
     asked = module.Config(dataset=config.dataset, seed=seed, weight_decay=decay, standardize="image", **own, **more)
@@ -121,7 +157,8 @@ def training_of(config: Config, chosen: Setting, seed: int) -> tuple[Any, Any, s
 
 
 def run_once(config: Config, chosen: Setting, seed: int) -> dict[int, dict[str, float]]:
-    """Accuracies after each length that one training gives; a fifth, as by guessing, from where it is not finite."""
+    """Accuracies after each length that one training gives; of views a fifth, as by guessing, from where it is not
+    finite, of digits 0."""
     (module, asked, name), epochs = training_of(config, chosen, seed), chosen[2]
     history: dict[str, list[float]] = {}
     params: dict[int, Any] = {}
@@ -136,6 +173,9 @@ def run_once(config: Config, chosen: Setting, seed: int) -> dict[int, dict[str, 
     data = module.make_data(asked)
     with contextlib.suppress(UserError):
         module.train_all(asked, data, names=(name,), callback=keep)
+    if config.network == "capsnet":
+        both = history.get("set_accuracy", [])
+        return {epochs: {"both": round(both[-1], 5) if len(both) == epochs else 0.0}}
 
     def value(length: int) -> float:
         if config.condition == "attacks":
@@ -179,10 +219,10 @@ class Runs:
         return [self.found[chosen, seed][part] for seed in range(first, first + n_seeds)]
 
     def rank(self, chosen: Setting, n_seeds: int) -> tuple[bool, float]:
-        familiar, chosen_by = (
-            float(np.mean(self.values(chosen, n_seeds, part))) for part in ("familiar", self.config.metric)
-        )
-        return familiar >= FAMILIAR, chosen_by
+        chosen_by = float(np.mean(self.values(chosen, n_seeds, self.config.metric)))
+        if self.config.network == "capsnet":
+            return True, chosen_by
+        return float(np.mean(self.values(chosen, n_seeds, "familiar"))) >= FAMILIAR, chosen_by
 
 
 def halved(runs: Runs, settings: Sequence[Setting]) -> list[Setting]:
@@ -198,9 +238,10 @@ def halved(runs: Runs, settings: Sequence[Setting]) -> list[Setting]:
 
 
 def edges(axes: Sequence[list[Any]], winner: Setting) -> list[int]:
-    """Which values of the winner are the least or the greatest of their axis; below a decay of 0 there is none."""
+    """Which values of the winner are the least or the greatest of their axis; below a decay of 0 there is none, and
+    one value is no axis."""
     return [k for k, (values, at) in enumerate(zip(axes, winner, strict=True))
-            if at == values[-1] or (at == values[0] and at != 0)]
+            if len(values) > 1 and (at == values[-1] or (at == values[0] and at != 0))]
 
 
 def search(config: Config, cache: Path, run_all: Callable[..., Iterable[Any]] = map) -> dict[str, Any]:
@@ -220,33 +261,39 @@ def search(config: Config, cache: Path, run_all: Callable[..., Iterable[Any]] = 
             beside = [[new] if i == k else values for i, values in enumerate(around)]
             settings += [chosen for chosen in itertools.product(*beside) if chosen not in settings]
     winner, n_fresh, fresh = finalists[0], FRESH[config.stages], FIRST_SEED + SEEDS[config.stages][-1]
-    tolerance = TOLERANCES[config.condition]
-    while True:
+    doubled, lengths = {}, {*axes[2]}
+    while tolerance := TOLERANCES.get(str(config.condition)):
         twice = (*winner[:2], 2 * winner[2])
+        lengths |= {twice[2]}
         longer, own = (np.array(runs.values(chosen, n_fresh, metric, fresh)) for chosen in (twice, winner))
         change = longer - own
         if change.mean() < tolerance:
+            doubled = {"doubled_length": {
+                "change": float(change.mean()), "standard_error": float(change.std(ddof=1) / n_fresh**0.5),
+                "gains_less_than": tolerance,
+            }}
             break
         winner = twice
         axes[2] = sorted({*axes[2], winner[2], 2 * winner[2]})
-    columns = ["rate", "decay", "epochs", "seeds", "familiar", metric.replace("_", " ")]
-    means = [[*chosen, len(seeds), *(float(np.mean([run[part] for run in seeds])) for part in ("familiar", metric))]
-             for chosen in sorted({key for key, _ in runs.found if key[2] in (*axes[2], twice[2])})
+    own = np.array(runs.values(winner, n_fresh, metric, fresh))
+    parts = [metric] if config.network == "capsnet" else ["familiar", metric]
+    columns = ["rate", "decay", "epochs", "seeds", *(part.replace("_", " ") for part in parts)]
+    means = [[*chosen, len(seeds), *(float(np.mean([run[part] for run in seeds])) for part in parts)]
+             for chosen in sorted({key for key, _ in runs.found if key[2] in lengths})
              if (seeds := [run for (key, _), run in runs.found.items() if key == chosen])]
     return {
         "axes": axes, "winner": list(winner), "finalists": [list(chosen) for chosen in finalists],
-        "fresh": {"seeds": n_fresh, metric: float(own.mean()), "sd": float(own.std(ddof=1))},
-        "doubled_length": {"change": float(change.mean()), "standard_error": float(change.std(ddof=1) / n_fresh**0.5),
-                           "gains_less_than": tolerance},
+        "fresh": {"seeds": n_fresh, metric: float(own.mean()), "sd": float(own.std(ddof=1))}, **doubled,
         "tables": {"grid": {"columns": columns, "rows": means}},
     }
 
 
 def parse_search(argv: Sequence[str]) -> tuple[Config, Options]:
     return parse(
-        Config, Options, argv, "Search rate, weight decay and length of training of one network on views of objects.",
+        Config, Options, argv, "Search rate, weight decay and length of training of one network.",
         [("", "Dense capsules, new azimuths: about 90 minutes."),
-         ("--model cnn", "The CNN of their size: about 15 minutes.")],
+         ("--model cnn", "The CNN of their size: about 15 minutes."),
+         ("--network capsnet", "A CapsNet on 48,000 composites of two digits: about 60 minutes.")],
     )[:2]
 
 
@@ -266,8 +313,9 @@ def main(argv: Sequence[str]) -> None:
     named = [] if options.out else ["--out", str(out)]
     command = shlex.join(["python", "-m", "evidence.search", *argv, *named])
     save_result(out, {"command": command, "environment": environment(1), **found})
-    change = found["doubled_length"]["change"]
-    print(f"{config.name}: rate, decay and epochs {found['winner']}; twice as long {change:+.3f}")
+    change = found["doubled_length"]["change"] if "doubled_length" in found else None
+    longer = "" if change is None else f"; twice as long {change:+.3f}"
+    print(f"{config.name}: rate, decay and epochs {found['winner']}{longer}")
 
 
 if __name__ == "__main__":

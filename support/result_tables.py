@@ -168,11 +168,12 @@ def searches_table(searches: dict[str, Json]) -> str:
     columns = ["network and data", "rate", "decay", "epochs", "accuracy, fresh seeds", "twice the epochs, points"]
     rows = []
     for name, found in searches.items():
-        fresh, twice = found["fresh"], found["doubled_length"]
+        fresh, twice = found["fresh"], found.get("doubled_length")
+        accuracy = next(value for metric, value in fresh.items() if metric not in ("seeds", "sd"))
         rows.append([
             name.replace("_", " "), *map(axis, found["axes"], found["winner"]),
-            f"{fresh.get('held_out', fresh.get('attacked')):.3f} ({fresh['seeds']} seeds)",
-            f"{100 * twice['change']:+.1f} ± {100 * twice['standard_error']:.1f}",
+            f"{accuracy:.3f} ({fresh['seeds']} seeds)",
+            f"{100 * twice['change']:+.1f} ± {100 * twice['standard_error']:.1f}" if twice else "",
         ])
     return markdown(columns, rows)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shlex
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +14,7 @@ import pytest
 
 from evidence import report, search as m
 from helpers import ROOT
-from smallnorb_novel_viewpoint import UserError
+from smallnorb_novel_viewpoint import UsageError, UserError
 from support.results import parse_json
 
 RESULTS = ROOT / "results" / "search"
@@ -184,3 +185,58 @@ def test_a_search_under_attack_has_its_own_seeds_grid_and_tolerance(
     assert found["fresh"]["attacked"] == pytest.approx(0.8 - 0.04 + 0.13)
     assert found["doubled_length"]["gains_less_than"] == 0.1
     assert found["tables"]["grid"]["columns"][-1] == "attacked"
+
+
+def test_a_search_on_digits_trains_on_as_many_composites_and_doubles_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+
+    def run_once(config: m.Config, chosen: m.Setting, seed: int) -> dict[int, dict[str, float]]:
+        asked.append((chosen, seed))
+        return {4: {"both": 0.7 - abs(chosen[0] / 0.04 - 1) / 10 - abs(chosen[1] - 0.3) / 100 + 0.001 * (seed % 3)}}
+
+    monkeypatch.setattr(m, "run_once", run_once)
+    config = m.Config(network="capsnet")
+    assert (config.name, config.condition) == ("mnist_overlaps_48000_capsnet_capsules_3_iterations", "overlaps")
+    assert m.Config(network="capsnet", model="cnn", composites=800).name == "mnist_overlaps_800_capsnet_cnn"
+    found = m.search(config, tmp_path)
+    assert found["winner"] == [0.04, 0.3, 4]
+    assert found["axes"] == [[0.0025, 0.005, 0.01, 0.02, 0.04, 0.08], [0, 0.1, 0.3, 1], [4]]
+    assert {chosen[2] for chosen, _ in asked} == {4}
+    assert {chosen for chosen, seed in asked if seed >= 108} == {(0.04, 0.3, 4)}
+    assert found["fresh"] == pytest.approx(
+        {"seeds": 8, "both": 0.7 + 0.001 * np.mean([s % 3 for s in range(108, 116)]),
+         "sd": 0.001 * np.std([s % 3 for s in range(108, 116)], ddof=1)}
+    )
+    assert "doubled_length" not in found
+    assert found["tables"]["grid"]["columns"] == ["rate", "decay", "epochs", "seeds", "both"]
+    assert {tuple(row[:3]): row[3] for row in found["tables"]["grid"]["rows"]}[0.04, 0.3, 4] == 16
+
+
+@pytest.mark.parametrize(("model", "name"), [("capsules", "capsnet"), ("cnn", "cnn_pool")])
+def test_a_run_on_digits_is_the_scripts_own_training(model: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = m.Config(network="capsnet", model=model, composites=800, routing_iters=2)
+    module, asked, found = m.training_of(config, (0.02, 0.3, 4), 100)
+    wanted = m.multimnist.Config(dataset="mnist", seed=100, lr=0.02, weight_decay=0.3, n_epochs=4, n_train=200,
+        routing_iters=2, n_val=10_000)
+    assert (module, asked, found) == (m.multimnist, wanted, name)
+    small = dataclasses.replace(wanted, dataset="strokes", n_val=50, n_test=50, conv_channels=2, primary_types=1)
+    monkeypatch.setattr(m, "training_of", lambda *_: (module, small, name))
+    states = module.train_all(small, module.make_data(small), names=(name,))
+    assert m.run_once(config, (0.02, 0.3, 4), 100) == {4: {"both": states[name].history["set_accuracy"][-1]}}
+
+    def stopped(*_: Any, **__: Any) -> None:
+        raise UserError("not finite")
+
+    monkeypatch.setattr(module, "train_all", stopped)
+    assert m.run_once(config, (0.02, 0.3, 4), 100) == {4: {"both": 0.0}}
+
+
+@pytest.mark.parametrize("argv", [
+    "--network capsnet --condition azimuths", "--condition overlaps", "--network capsnet --dataset shapes",
+    "--dataset mnist", "--network capsnet --em-iters 1", "--routing-iters 1", "--composites 800",
+])
+def test_what_a_search_does_not_use_is_refused(argv: str) -> None:
+    with pytest.raises(UsageError, match=f"argument {argv.split()[-2]}"):
+        m.parse_search(argv.split())
