@@ -65,8 +65,8 @@ GRIDS: dict[tuple[str, str], tuple[list[float], list[float], list[int]]] = {
     ("dense", "cnn"): ([0.00025, 0.0005, 0.001, 0.002], [0, 0.3, 1, 3], [10, 20, 40, 80]),
     ("convolutional", "capsules"): ([0.0075, 0.015, 0.03], [0, 1], [5, 10, 20, 40]),
     ("convolutional", "cnn"): ([0.001, 0.003, 0.01], [0, 1], [5, 10, 20, 40]),
-    ("capsnet", "capsules"): ([0.0025, 0.005, 0.01, 0.02], [0, 0.1, 0.3, 1], [4]),
-    ("capsnet", "cnn"): ([0.0025, 0.005, 0.01, 0.02], [0, 0.1, 0.3, 1], [4]),
+    ("capsnet", "capsules"): ([0.005, 0.01, 0.02], [0, 0.1, 0.3], [4]),
+    ("capsnet", "cnn"): ([0.005, 0.01, 0.02], [0, 0.1, 0.3], [4]),
 }
 OF_ATTACKS = {  # trainings of which an accuracy would ask no more, but robustness does
     "capsules": ([0.0005, 0.001, 0.002], [0.3, 1, 3], [80, 160, 320]),

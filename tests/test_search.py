@@ -202,7 +202,7 @@ def test_a_search_on_digits_trains_on_as_many_composites_and_doubles_nothing(
     assert m.Config(network="capsnet", model="cnn", composites=800).name == "mnist_overlaps_800_capsnet_cnn"
     found = m.search(config, tmp_path)
     assert found["winner"] == [0.04, 0.3, 4]
-    assert found["axes"] == [[0.0025, 0.005, 0.01, 0.02, 0.04, 0.08], [0, 0.1, 0.3, 1], [4]]
+    assert found["axes"] == [[0.005, 0.01, 0.02, 0.04, 0.08], [0, 0.1, 0.3, 3 * 0.3], [4]]
     assert {chosen[2] for chosen, _ in asked} == {4}
     assert {chosen for chosen, seed in asked if seed >= 108} == {(0.04, 0.3, 4)}
     assert found["fresh"] == pytest.approx(
