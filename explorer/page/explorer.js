@@ -34,6 +34,7 @@ function ofCnn(...text) { // what a lesson without the CNN leaves out
   return node;
 }
 const bold = (text) => element("b", { textContent: text });
+const thickness = (coupling) => Math.min(10, Math.max(0.5, 30 * coupling - 1.5)); // pixels of an arrow: 1.5 where it is even
 const percent = (x, places = 1) => `${(100 * x).toFixed(places)}\u00a0%`;
 // Means of both networks over many seeds, and their difference.
 function studyText({ capsules, cnn, mean, low, high }) {
@@ -534,7 +535,7 @@ function found({ lengths }) {
   digits.reasons = [
     digits.isTiny && `the drawing is ${digits.box.toFixed(1)} of ${SIDE} pixels large, less than ${LEAST_BOX}`,
     isRuled() && lengths[digits.named[0]] < least && `the longest capsule has length ${lengths[digits.named[0]].toFixed(3)}, less than ${least}`,
-    isRuled() && digits.explained < explained && `what the capsules redraw explains ${percent(Math.max(0, digits.explained))} of the image, less than ${percent(explained)}`,
+    isRuled() && digits.explained < explained && `what the capsules redraw explains ${signed(100 * digits.explained, 1).replace("+", "")}\u00a0% of the image, less than ${percent(explained)}`,
     digits.width > widest && `the strokes of the small image are ${digits.width.toFixed(1)} pixels wide (twice area over outline), more than ${widest}`,
   ].filter(Boolean);
   if (isEmpty() || digits.reasons.length) return [];
@@ -602,7 +603,7 @@ function verdictOf(answered, said) {
 function showWhy() {
   const [, b] = digits.named;
   const { naming: { explains }, labels } = about.digits;
-  const [share, asked] = apart(Math.max(0, digits.share), explains);
+  const [share, asked] = apart(Math.abs(digits.share), explains);
   const text = $("why-text");
   text.replaceChildren();
   if (isEmpty()) return;
@@ -611,7 +612,7 @@ function showWhy() {
   text.append(!isRuled() && !digits.reasons.length ? `Shown are the two longest capsules: no rule says how many digits there are but after ${about.digits.config.iterations} iterations of routing, as in training.` : digits.reasons.length
     ? `The capsules find no digit: ${digits.reasons.join(", and ")}.${hides("answers") ? "" : ` The longest are ${digits.named.join(" and ")}.`}` : digits.small.length
     ? `One drawing is ${boxOf(digits.small[0]).toFixed(1)} of ${SIDE} pixels large, less than ${LEAST_BOX}: scaled to the size of a digit it would be a blob, and is left out of the image.`
-    : `The second redrawn digit${hides("answers") ? "" : `, ${article(b)} ${b},`} removes ${share} of the squared error that the first leaves. ${digits.found.length === 2 ? "It is found, as it removes at least" : "It is not found, as it removes less than"} ${asked}.`);
+    : `The second redrawn digit${hides("answers") ? "" : `, ${article(b)} ${b},`} ${digits.share < 0 ? `adds ${share} to` : `removes ${share} of`} the squared error that the first leaves. ${digits.found.length === 2 ? "It is found, as it removes at least" : "It is not found, as it removes less than"} ${asked}.`);
 }
 
 // What would be answered with couplings that are all a tenth.
@@ -739,7 +740,7 @@ function showWalk() {
   $("walk-text").textContent = `The ${I} votes for ${j}, each times its coupling, laid end to end from where the axes cross, in the two numbers in which they vary most. In all sixteen their lengths add up to ${now.total.toFixed(2)}; the sum s has length ${now.length.toFixed(2)}, ${part(now)} of that. With even couplings (dotted): ${part(even)}. The straighter the way, the better they agree. Bold: the chosen place.`;
   // The longest votes, and that of the chosen small capsule, as arrows from the middle; their couplings as thickness.
   const few = longestVotes(j, pair);
-  const shown = [...few, formula.shown].map((i) => ({ end: pair.map((d) => digits.result.uHat[(j * I + i) * D + d]), width: 15 * routed().c[j * I + i] }));
+  const shown = [...few, formula.shown].map((i) => ({ end: pair.map((d) => digits.result.uHat[(j * I + i) * D + d]), width: thickness(routed().c[j * I + i]) }));
   const parent = { end: pair.map((d) => routed().v[j * D + d]), width: 3 };
   at = draw($("arrows"), [...shown, parent].map(({ end }) => end));
   const arrow = ({ end, width }, stroke, attributes = {}) => { // a line from the middle, and its head
@@ -752,7 +753,7 @@ function showWalk() {
   const heads = shown.map((vote) => arrow(vote, colour));
   arrow(parent, "var(--text)", { "stroke-dasharray": "5 3" });
   shape($("arrows"), "circle", { ...heads.at(-1), r: 5, style: `fill:${colour}` });
-  $("arrows-text").textContent = `The ${FEW} votes for ${j}, of all ${I}, that are longest in these two numbers; with a dot that of the chosen small capsule. The thickness of an arrow is the coupling of its vote. Dashed: the capsule v. ${digits.even ? "All couplings are held at a tenth." : "A coupling grows where its vote agrees with v more than the other nine votes of its small capsule agree with theirs."}`;
+  $("arrows-text").textContent = `The ${FEW} votes for ${j}, of all ${I}, that are longest in these two numbers; with a dot that of the chosen small capsule. The larger the coupling of its vote, the thicker an arrow: ${thickness(0.1)} pixels where it is a tenth, up to ${thickness(1)}. Dashed: the capsule v. ${digits.even ? "All couplings are held at a tenth." : "A coupling grows where its vote agrees with v more than the other nine votes of its small capsule agree with theirs."}`;
   $("walk-digit").value = j;
 }
 
@@ -1137,7 +1138,7 @@ function showVerdict(capsules, cnn) {
   const the = truth.includes(" ") ? "" : "the "; // shape 1, but the cross
   const word = (answer) => (answer === view.object ? "right" : `wrong (${part.classes[answer]})`);
   $("verdict").replaceChildren(
-    within ? "A side within the trained range. " : "A side that neither network was trained on. ",
+    within ? "A side within the trained range. " : `A side that ${hides("cnn") ? "they were not" : "neither network was"} trained on. `,
     `It is ${the}`, bold(truth), ": the capsules are ", bold(word(capsules)), ofCnn(", the CNN is ", bold(word(cnn))), ".");
   if (!hides("answers")) tell("verdict", hides("cnn") ? $("verdict").innerText : $("verdict").textContent);
 }
@@ -1548,7 +1549,9 @@ function rememberSoon() {
 
 // The state of a link, from the text after its #. What is not in it is as at the beginning.
 function restore(text = location.hash.slice(1), isPasted = false) {
-  text = text.replace(/[.,;:!?)]+$/, ""); // of the sentence in which it stood
+  text = text.replaceAll("&amp;", "&"); // of a page's source
+  if (!text.includes("=") && /%3d/i.test(text)) text = text.replace(/%[0-9a-f]{2}/gi, (code) => String.fromCharCode(parseInt(code.slice(1), 16))); // encoded whole
+  text = text.replace(/(?:[\s.,;:!?)\]}>*"'”’»]|%20|%22|%27|%3e|&gt;|&quot;)+$/i, ""); // of the sentence in which it stood
   if (SECTIONS.includes(text)) text = `s=${text}`;
   const state = new URLSearchParams(text);
   const wrong = [];
@@ -1614,7 +1617,8 @@ function restore(text = location.hash.slice(1), isPasted = false) {
   selectObject(read("o", whole(0, part.classes.length - 1), part.opening.object));
   wrong.push(...[...state.keys()].filter((key) => !KEYS.includes(key)));
   const first = isPasted ? lesson.only[0] ?? SECTIONS[0] : null; // where what it shows begins
-  const section = read("s", (word) => (SECTIONS.includes(word) ? word : null), first);
+  const asked = read("s", (word) => (SECTIONS.includes(word) ? word : null), first);
+  const section = asked && $(asked).classList.contains("away") ? lesson.only[0] : asked;
   link.copied = null;
   $("copied").hidden = true;
 
@@ -1832,7 +1836,8 @@ async function begin() {
   $("loading").hidden = true;
   restore();
   const { strokes, example, kept } = drawing;
-  drawing.past = strokes.map((_, k) => ({ strokes: strokes.slice(0, k), example, kept })); // of a link's drawing, stroke by stroke
+  const whole = example >= 0 && kept.includes(false) ? [{ strokes: [], example, kept: [true, true] }] : [];
+  drawing.past = [...whole, ...strokes.map((_, k) => ({ strokes: strokes.slice(0, k), example, kept }))]; // of a link's drawing, stroke by stroke
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => soon(paintDrawing));
   requestAnimationFrame(() => requestAnimationFrame(() => { document.documentElement.dataset.ready = "true"; }));
 }
