@@ -6,6 +6,7 @@ The experiment here is tests/data/fake_experiment.py, which keeps the contract (
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import re
@@ -14,17 +15,20 @@ import signal
 import subprocess
 import sys
 import time
+import zipfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 import compare_seeds
-from compare_seeds import main
-from helpers import DATA, usage_error
+from compare_seeds import Job, Setting, main
+from fast.workers import blas_name
+from helpers import DATA, ROOT, usage_error
 from support.results import parse_json
 from support.statistics import read_comparison, summarise_comparison
 
@@ -72,6 +76,8 @@ def load(path: str) -> dict[str, Any]:
 def test_three_seeds(fake: str, capsys: Capture) -> None:
     assert main([fake, "--seeds", "0:3", "--jobs", "2", "--", "--shift", "0.2"]) == 0
     out = capsys.readouterr().out
+    assert out.startswith("fake (numbers), top_accuracy\n")
+    assert out.endswith("\n± is half of a 95 % interval of the mean\n\nresults/fake/0-2.json is written\n")
     document = load("results/fake/0-2.json")
     assert document["command"] == "python compare_seeds.py ./fake.py --seeds 0:3 -- --shift 0.2"
     assert (document["headline"], document["dataset"], document["seeds"]) == ("top_accuracy", "numbers", [0, 1, 2])
@@ -129,7 +135,8 @@ def test_parts_of_a_file_keep_each_other(fake: str, capsys: Capture) -> None:
         argv = ["--seeds", "0", "--name", "n", "--part", part, "--", "--kind", kind]
         if (part, kind) == ("first", "c"):  # of another command
             assert main([fake, *argv]) == 1
-            assert "n.json is of another command, python compare_seeds.py ./fake.py" in capsys.readouterr().err
+            other = "python compare_seeds.py ./fake.py --seeds 0 --name n --part first -- --kind a"
+            assert f"n.json is of another command, {other}: name" in capsys.readouterr().err
             argv = ["--resume", *argv]
         assert main([fake, *argv]) == 0
     parts = load("results/fake/n.json")["parts"]
@@ -171,6 +178,7 @@ def test_grid_and_zip(fake: str, capsys: Capture) -> None:
     capsys.readouterr()
     assert main([fake, "--seeds", "0", "--grid", "models=cnn,capsules"]) == 0  # a setting without the other's model
     assert "Best for cnn: models=cnn\n" in capsys.readouterr().out
+    assert load("results/fake/models.json")["reference"] == "cnn"  # the first, where the first result has no capsules
 
 
 # --- Resuming ---------------------------------------------------------------------------------------------------------
@@ -204,7 +212,8 @@ def test_resume_knows_the_code_that_is_imported(fake: str) -> None:
         assert len(runs()) == n, name
 
 
-@pytest.mark.parametrize("content", [b"{ half a fi", b"[]", b"\xff", b'{"headline": "x", "models": {}}', None])
+@pytest.mark.parametrize("content", [b"{ half a fi", b"[]", b"\xff", b'{"headline": "x", "models": {}}',
+                                     b'{"models": {"a": {"b": 0.5}}}', None])
 def test_a_file_that_is_no_result_is_run_again(fake: str, content: bytes | None) -> None:
     assert main([fake, "--seeds", "0"]) == 0
     good = Path("results/fake/0.json").read_bytes()
@@ -226,12 +235,16 @@ def test_runs_on_other_data_are_not_mixed(fake: str, capsys: Capture, monkeypatc
         "error: the runs have different data sets and cannot be compared: drawn and numbers; name one with --dataset,"
         " or leave --resume out\n"
     )
-    assert len(runs()) <= 4, "it is found with the first run"
+    assert (n := len(runs())) <= 4, "it is found with the first run"
+    assert main([fake, "--seeds", "0:3", "--resume", "--name", "n"]) == 1  # and where none is left to run
+    assert len(runs()) == n
     assert Path("results/fake/n.json").read_bytes() == before
     Path("data").mkdir()
     Path("data/numbers").write_text("1")
     assert main([fake, "--seeds", "0", "--grid", "data-dir=data,none"]) == 0  # these were asked for
     assert load("results/fake/data-dir.json")["dataset"] == ["numbers", "drawn"]
+    swept = {Job(Setting(name, (("dataset", name),), ()), 0, Path(name)): {"dataset": name} for name in "ab"}
+    compare_seeds.require_one_dataset(swept)
 
 
 # --- Runs that die or are stopped -------------------------------------------------------------------------------------
@@ -269,6 +282,68 @@ def test_a_setting_without_a_result_is_left_out(fake: str, capsys: Capture) -> N
     assert main([fake, "--seeds", "0:2", "--", "--no-such-flag"]) == 1
     assert capsys.readouterr().err.endswith("error: none of the 2 runs gave a result\n")
     assert not Path("results/fake/0-1.json").exists()
+
+
+def test_a_run_is_told_from_its_words_and_has_its_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    script = "import os, sys; sys.stderr.write({}); sys.exit(int(os.environ['OMP_NUM_THREADS']))"
+    for written, message in (("'first\\nthe words\\n=====\\n'", "the words"), ("''", "no message")):
+        with pytest.raises(RuntimeError, match=f"^exit status 2: {message} here$"):
+            compare_seeds.run([sys.executable, "-c", script.format(written)], {"OMP_NUM_THREADS": "2"}, " here")
+
+
+def test_what_a_run_is_started_with(fake: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same flags here and on a cluster, where a script of the project is a module of the archive."""
+    args, settings = compare_seeds.parse_command([fake, "--seeds", "7,9", "--threads=3", "--grid", "kind=a,b"])
+    jobs = compare_seeds.make_jobs(args, settings, b"")
+    assert [(job.seed, job.setting.name[-1]) for job in jobs] == [(7, "a"), (7, "b"), (9, "a"), (9, "b")]
+    executor: Any = SimpleNamespace(submit=lambda *given: given)
+    monkeypatch.setenv("PYTHONPATH", "mine")
+    threads = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "3")
+    flags = ["--kind=b", "--seed=9", "--threads=3", "--quiet"]
+    command = [sys.executable, str(Path("fake.py").resolve()), *flags, f"--out-json={jobs[3].file}"]
+    path = {"PYTHONPATH": os.pathsep.join([str(ROOT), "mine"])}
+    assert compare_seeds.submit(executor, jobs[3], args, b"") == (compare_seeds.run, command, threads | path)
+    args.scheduler = "tcp://host:1"
+    for script, start in ((args.script, ["fake.py"]), (ROOT / "more" / "x.py", ["-m", "more.x"])):
+        args.script = script
+        expected: Any = (compare_seeds.run_on_worker, b"code", start, flags, threads)
+        assert compare_seeds.submit(executor, jobs[3], args, b"code") == expected
+    with zipfile.ZipFile(io.BytesIO(compare_seeds.pack(ROOT / "smallnorb_novel_viewpoint.py"))) as archive:
+        assert {"data/__init__.py", "data/norb_files.py", "data/toy_norb.py"} < {*archive.namelist()}
+    with compare_seeds.open_executor(5, None) as threads_here:
+        assert vars(threads_here)["_max_workers"] == 5
+
+
+def test_a_module_of_the_project_runs_on_a_worker(fake: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = SimpleNamespace(local_directory=str(Path("space").resolve()), address="tcp://w:1")
+    monkeypatch.setitem(sys.modules, "distributed", SimpleNamespace(get_worker=lambda: worker))
+    Path("space").mkdir()
+    with zipfile.ZipFile("code.zip", "w") as archive:
+        archive.writestr("more/module.py", FAKE)
+    content = compare_seeds.run_on_worker(Path("code.zip").read_bytes(), ["-m", "more.module"], ["--seed=3"], {})
+    assert json.loads(content)["seed"] == 3
+    assert list(Path("space").iterdir()) == []
+
+
+def test_machines_and_failures_are_those_of_the_runs(fake: str) -> None:
+    """A person's own script may not say where it ran. Runs end in any order."""
+    args, (setting,) = compare_seeds.parse_command([fake, "--seeds", "0:4", "--threads=3", "--keep-history"])
+    args.commit = "c"
+    jobs, models = [Job(setting, seed, Path("x")) for seed in range(4)], {"a": {"loss": 0.5}}
+    result = {"headline": "loss", "models": models}
+    results: Any = {
+        job: result | {"environment": {"python": job.seed}, "history": {"a": {"loss": [job.seed]}}} for job in jobs[:2]
+    }
+    document = compare_seeds.make_document(args, [setting], results, {jobs[3]: "late", jobs[2]: "early"})
+    assert (document["environment"], document["reference"]) == ({"python": [0, 1]}, "a")
+    (entry,) = document["settings"].values()
+    assert [run["history"] for run in entry["runs"]] == [{"a": {"loss": [seed]}} for seed in (0, 1)]
+    assert entry["failures"] == [{"seed": 2, "error": "early"}, {"seed": 3, "error": "late"}]
+    del results[jobs[0]]["environment"]
+    found = compare_seeds.machines(results, args)
+    assert (found["threads"], found["git_commit"], found["numpy"]) == (3, "c", np.__version__)
+    assert (found["blas"], found["n_cpus"]) == (blas_name(), os.cpu_count())
 
 
 def started(fake: str, *flags: str) -> subprocess.Popen[str]:
@@ -344,7 +419,8 @@ def test_killed_its_runs_end_by_themselves_and_count(fake: str) -> None:
         "FAKE --grid seed=1,2", "FAKE --zip kind=a,b gap=1", "FAKE --grid kind=a,b -- --kind c",
         *(f"FAKE -- --{flag}=4" for flag in ("seed", "out-json", "threads", "quiet", "checkpoint", "resume")),
         "FAKE --jobs 0", "FAKE --jobs many", "FAKE --threads -1", "FAKE --name a/b",
-        "FAKE --part a#b", "FAKE --out FAKE", "FAKE --scheduler nowhere", "FAKE --scheduler http:///8786",
+        "FAKE --part a#b", "FAKE --out FAKE", "FAKE --out x -- --data-dir x", "FAKE --out x --grid data-dir=a,x",
+        "FAKE --scheduler nowhere", "FAKE --scheduler http:///8786",
     ],
 )
 def test_usage_errors(fake: str, capsys: Capture, flags: str) -> None:
@@ -378,6 +454,10 @@ def test_a_script_that_cannot_be_read_or_a_result_that_cannot_be_written(
     Path("results").write_text("a file where a folder must be")
     assert main([fake, "--seeds", "0"]) == 1
     assert capsys.readouterr().err.startswith("error: cannot write results")
+    Path(".cache").write_text("")
+    assert main([fake, "--seeds", "0", "--out", "x.json"]) == 1
+    assert capsys.readouterr().err.startswith("error: cannot write .cache/")
+    Path(".cache").unlink()
     for source in (b"\xff", b"def", b"x = 1\0"):
         Path(fake).write_bytes(source)
         assert main([fake, "--seeds", "0", "--out", "x.json"]) == 1
@@ -445,6 +525,9 @@ def test_a_cluster_gives_the_numbers_of_this_machine_though_a_worker_is_killed(f
 def test_no_scheduler_and_no_dask(fake: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("distributed", reason="Dask is not installed")
     monkeypatch.setattr(compare_seeds, "DASK_TIMEOUT", 0.3)
+    assert main([fake, "--seeds", "1"]) == 0
+    assert main([fake, "--seeds", "1", "--resume", "--scheduler", "tcp://127.0.0.1:1"]) == 0  # nothing is left to run
+    capsys.readouterr()
     assert main([fake, "--seeds", "0", "--scheduler", "tcp://127.0.0.1:1"]) == 1
     assert "error: there is no Dask scheduler at tcp://127.0.0.1:1" in capsys.readouterr().err
     monkeypatch.setitem(sys.modules, "distributed", None)
@@ -452,7 +535,7 @@ def test_no_scheduler_and_no_dask(fake: str, capsys: Capture, monkeypatch: pytes
     assert capsys.readouterr().err == 'error: --scheduler needs Dask: pip install "dask[distributed]"\n'
 
 
-def test_the_terminal_shows_the_metrics_of_whole_sets() -> None:
+def test_the_terminal_shows_the_metrics_of_whole_sets(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of an angle or a class are in the file alone."""
     shown = ("held_out_accuracy", "hard_accuracy")
     hidden = ("azimuth_200_accuracy", "elevation_40_accuracy", "class_L_accuracy")
@@ -465,3 +548,6 @@ def test_the_terminal_shows_the_metrics_of_whole_sets() -> None:
     text = compare_seeds.describe(summarise_comparison(document)).replace("_", " ")
     assert all(name.replace("_", " ") in text for name in shown)
     assert not any(name.replace("_", " ") in text for name in hidden)
+    assert text.endswith("± is half of a 95 % interval of the mean")
+    monkeypatch.setattr(compare_seeds, "has_scipy", lambda: False)
+    assert compare_seeds.describe(summarise_comparison(document)).endswith("\n\nintervals of the means need scipy")
