@@ -66,7 +66,8 @@ def project(tmp_path: Path, monkeypatch: Patch) -> Path:
     ("command", "overwrite", "is_replaced"),
     [
         (OWN, False, True),
-        ("python visualize_multimnist_capsnet.py --figures=overlay --threads 2 --quiet --dataset mnist", False, True),
+        ("python visualize_multimnist_capsnet.py --figures=overlay --threads 2 --quiet --dataset mnist --data-dir x"
+         " --outdir viz --out=x --preview=x --overwrite", False, True),
         ("python visualize_multimnist_capsnet.py --figures=overlay --dataset strokes", False, False),
         ("python visualize_multimnist_capsnet.py --figures=overlay", False, False),  # without MNIST that draws strokes
         ("python visualize_multimnist_capsnet.py --seed 5", False, False),
@@ -90,7 +91,8 @@ def test_a_picture_of_a_page_is_replaced_by_its_own_command(
         assert not (project / "out").exists()
     else:
         assert (project / "out" / PICTURE).read_bytes() == b"new"
-        assert f"{PICTURE} is of another command and stays as it is" in said
+        assert said == (f"wrote out/{PICTURE} (0 kB): {PICTURE} is of another command and stays as it is (--overwrite"
+                        " replaces it)")
 
 
 def test_other_files_are_written_where_they_are_asked_for(project: Path) -> None:
@@ -100,7 +102,7 @@ def test_other_files_are_written_where_they_are_asked_for(project: Path) -> None
     assert write_if_changed(project / PICTURE, b"of the page").startswith("unchanged ")
 
 
-def test_pictures_are_drawn_again(project: Path, capfd: Capture) -> None:
+def test_pictures_are_drawn_again(project: Path, monkeypatch: Patch, capfd: Capture) -> None:
     """One is the same, one another, one is left out; one command fails, and one is killed."""
     for name, content in (("same", "of the page"), ("other", "new")):
         (project / f"{name}.py").write_text(f"open('{name}.png', 'w').write('{content}')")
@@ -110,17 +112,27 @@ def test_pictures_are_drawn_again(project: Path, capfd: Capture) -> None:
     rows = ["| `same.png` | `python same.py` | 1 s |", "| `other.png` | `python other.py` | 2 s |",
             "| `far.png` | `python far.py` | 3 s | a browser |"]
     (project / redraw.TABLE).write_text("\n".join(rows))
-    page = project / "page.md"
-    page.write_text("![a](same.png) ![b](other.png) ![c](far.png)")
-    assert redraw.main(["page.md"]) == 0
+    (project / "page.md").write_text("![c](far.png)")
+    (project / "more.md").write_text("![b](other.png) ![a](same.png)")
+    assert redraw.main(["page.md", "more.md"]) == 0
     out = capfd.readouterr().out
     assert "1 unchanged, 1 changed, 1 left out\n    other.png" in out
     assert "left out: it needs a browser" in out
+    assert [line for line in out.splitlines() if line.startswith("python ")] == [  # in the order of the tables
+        "python same.py   # 1 s", "python other.py   # 2 s", "python far.py   # 3 s"]
+    (project / "all").mkdir()
+    (project / "other.py").write_text("open('all/other.png', 'w')")
+    (project / redraw.TABLE).write_text("\n".join(rows).replace("`other.png`", "`all/`"))
+    assert redraw.main(["--all"]) == 0  # a whole folder, and a picture that was not there
+    assert "1 unchanged, 1 changed, 1 left out\n    all/other.png" in capfd.readouterr().out
+    (project / redraw.TABLE).write_text("\n".join(rows))
     assert redraw.main(["--all"]) == 0
     assert "2 unchanged, 0 changed" in capfd.readouterr().out
 
     (project / "README.md").write_text("![a](same.png)")
-    assert redraw.main([]) == 0  # the front page
+    (project / "elsewhere").mkdir()
+    monkeypatch.chdir("elsewhere")
+    assert redraw.main([]) == 0  # the front page of the project, whose commands run in its folder
     assert "1 unchanged, 0 changed" in capfd.readouterr().out
     rows += [f"| `{name}.png` | `python {name}.py` | 1 s |" for name in ("bad", "killed")]
     (project / redraw.TABLE).write_text("\n".join(rows))
@@ -136,10 +148,12 @@ def test_a_folder_of_mnist_is_for_those_that_train_on_it(project: Path, capfd: C
     rows = [f"| `{name}.png` | `python say.py {flags}` | 1 s |" for name, flags in
             (("a", "--dataset mnist"), ("b", "--dataset voxels"))]
     (project / redraw.TABLE).write_text("\n".join(rows))
-    assert redraw.main(["--all", "--data-dir", "~/digits"]) == 0
-    folder = str(Path("~/digits").expanduser())
-    given = [line for line in capfd.readouterr().out.splitlines() if line.startswith("given")]
-    assert given == [f"given {['--dataset', 'mnist', '--data-dir', folder]}", "given ['--dataset', 'voxels']"]
+    (project / "README.md").write_text("![a](a.png) ![b](b.png)")
+    for flags, name, folder in ((["--all"], "~/a", Path("~/a").expanduser()), ([], "b", project / "b")):
+        assert redraw.main([*flags, "--data-dir", name]) == 0
+        given = [line for line in capfd.readouterr().out.splitlines() if line.startswith("given")]
+        words = ["--dataset", "mnist", "--data-dir", f"{folder.absolute()}"]
+        assert given == [f"given {words}", "given ['--dataset', 'voxels']"]
 
 
 @pytest.mark.parametrize(
