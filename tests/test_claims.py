@@ -186,9 +186,10 @@ SEARCHED = {"axes": [[0.001, 0.002, 0.004], [0, 1], [10, 20, 40]], "winner": [0.
         ({"seed": "2000:2007"}, "is not registered as it must be"),
         ({"looks": 2}, "is not registered as it must be"),
         ({"searches": None}, "is not registered as it must be"),
-        ({"most": 0}, "claims.py registers 1 comparisons, more than 0"),
-        ({"most": 1}, None),
+        ({"most": 1}, "claims.py registers 2 comparisons, more than 1"),
+        ({"most": 2}, None),
         ({"winner": [0.004, 0, 20]}, "the winner lies at an edge of the grid"),
+        ({"winner": [0.002, 0, 40]}, "the winner lies at an edge of the grid"),
         ({"doubled_length": {"change": 0.02}}, "twice the length gains 0.020"),
         ({"config": {"lr": 0.003}}, "f.json#a: lr of capsules is not that of results/search/capsules.json"),
         ({"config": {"dataset": "voxels"}}, "f.json#a: dataset of capsules is not that of"),
@@ -226,11 +227,23 @@ def test_a_registered_comparison_has_the_settings_of_its_searches(
     save_result(Path("results/f.json"), {"parts": runs})
     for name, flags in (("capsules", ""), ("cnn", " --model cnn")):
         save_result(Path(f"results/search/{name}.json"), {"command": f"python -m evidence.search{flags}", **found})
-    monkeypatch.setattr(claims, "REGISTERED", (Claim("", "", "", (c,)),))
+    monkeypatch.setattr(claims, "REGISTERED", (Claim("", "", "", (c, c)),))
     listed_then = {c._replace(name="", seeds=change.get("listed", seeds))}
     monkeypatch.setattr(report, "listed_at", lambda commit: listed_then)
     faults = list(report.check_registered(True))
     assert (faults == []) if complaint is None else any(complaint in fault for fault in faults), faults
+
+
+def test_networks_of_digits_share_all_settings_but_those_of_the_validation(tmp_path: Path) -> None:
+    searched: Json = {"axes": [[0.005, 0.01, 0.02], [0, 0.1, 0.3], [4]], "winner": [0.01, 0.1, 4]}
+    searched["command"] = "python -m evidence.search --network capsnet --model cnn"
+    wanted, model = report.search.winner_of(searched)
+    found = json.loads(json.dumps(report.plain(wanted))) | {"n_val": None, "seed": 2000, "data_dir": "x"}
+    assert (model, report.differing(wanted, found, True)) == ("cnn_pool", [])
+    for name in ("lr", "routing_iters", "min_iou"):
+        assert report.differing(wanted, found | {name: 0.7}, True) == [name]
+    save_result(path := tmp_path / "search.json", searched)
+    assert list(report.check_search(path)) == []  # nothing was trained twice as long
 
 
 # --- The list, before the runs ----------------------------------------------------------------------------------------

@@ -114,8 +114,9 @@ def faults(capsys: Capture) -> list[str]:
     out, err = capsys.readouterr()
     assert out == ""
     lines = [line for line in err.splitlines() if not line.startswith("warning: ")]
-    number = re.match(r"error: (\d+) problem", lines[-1])
+    number = re.match(r"error: (\d+) problem(s?) in the pages and results", lines[-1])
     assert number
+    assert bool(number[2]) == (number[1] != "1")
     assert int(number[1]) == len(lines) - 1
     return lines[:-1]
 
@@ -168,6 +169,9 @@ def test_a_row_has_the_numbers_of_its_model() -> None:
     models = {name: {"n_params": 1, "k": describe_sample([mean])} for name, mean in (("a", 0.1), ("b", 0.9))}
     table = rows_table([{"headline": "k", "settings": {"default": {"models": models, "runs": [{}]}}}], {})
     assert [line.split()[1::6] for line in table.splitlines()[2:]] == [["a", "0.100"], ["b", "0.900"]]
+    only = {"a": models["a"] | {"x": describe_sample([0.3])}, "b": models["b"]}  # a metric that one of them has
+    table = rows_table([{"headline": "k", "settings": {"default": {"models": only, "runs": [{}]}}}], {"metrics": "x,k"})
+    assert [line.split()[7:] for line in table.splitlines()[2:]] == [["0.300", "|", "0.100", "|"], ["|", "0.900", "|"]]
     entry = {"models": models, "runs": [{}], "failures": [{"seed": 1, "error": "x"}]}  # one of two seeds is lost
     table = rows_table([{"headline": "k", "seeds": [0, 1], "settings": {"kind=x": entry}}], {})
     assert table.splitlines()[3].split()[1::2] == ["b", "1", "kind=x", "1", "0.900"]
@@ -197,13 +201,30 @@ def test_tables_of_one_three_and_six_seeds() -> None:
     assert [n for n in range(2, 8) if "| 95 % |" in seeds_table([comparison(n, default=both)], {})] == [5, 6, 7]
 
 
-def test_a_search_has_its_grid_its_best_values_and_their_test() -> None:
+def test_a_search_has_its_grid_its_best_values_and_their_test(tmp_path: Path) -> None:
     found = {"axes": [[0.0005, 0.001], [0, 0.3], [10, 20]], "winner": [0.001, 0, 20],
              "fresh": {"seeds": 48, "held_out": 0.5123}, "doubled_length": {"change": -0.0123, "standard_error": 0.004}}
     row = searches_table({"shapes_azimuths_dense_cnn": found}).splitlines()[2]
     cells = [cell.strip() for cell in row.strip("|").split("|")]
-    assert cells == ["shapes azimuths dense cnn", "0.0005, **0.001**", "**0**, 0.3", "10, **20**", "0.512 (48 seeds)",
-                     "-1.2 ± 0.4"]
+    expected = ["shapes azimuths dense cnn", "0.0005, **0.001**", "**0**, 0.3", "10, **20**", "0.512 (48 seeds)"]
+    assert cells == [*expected, "-1.2 ± 0.4"]
+    del found["doubled_length"]  # as of digits
+    save_result(path := tmp_path / "shapes_azimuths_dense_cnn.json", found)
+    save_result(other := tmp_path / "voxels.json", found)
+    *_, row, last = report.make_table([str(path), str(other)], "searches", None, {}).splitlines()
+    assert [cell.strip() for cell in row[1:-1].split("|")] == [*expected, ""]
+    assert last.split()[1] == "voxels"
+
+
+def test_a_page_has_the_claims_that_are_its_own(tmp_path: Path) -> None:
+    claim = {"verdict": "holds", "paper": "x", "conditions": []}
+    own = {kind: [claim | {"claim": f"{kind} of {page}", "page": page} for page in ("a.md", "b.md")]
+           for kind in ("claims", "registered")}
+    save_result(path := tmp_path / "claims.json", own)
+    for kind, more in (("claims", ", exploratory"), ("registered", "")):
+        of_page, of_all = (report.make_table([str(path)], kind, None, page) for page in ({"page": "b.md"}, {}))
+        assert re.findall(r"\*.*", of_page) == [f"*{kind} of b.md*{more}: **holds**. The paper: x."]
+        assert re.findall(r"of (\w)\.md", of_all) == ["a", "b"]
 
 
 def test_accuracies_in_sentences_are_those_of_the_tables() -> None:

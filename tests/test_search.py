@@ -28,7 +28,7 @@ def accuracy(config: m.Config, chosen: m.Setting, seed: int) -> dict[str, float]
 
 
 def test_the_winner_is_found_beyond_the_edge_and_no_run_is_made_twice(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked: list[Any] = []
 
@@ -54,6 +54,7 @@ def test_the_winner_is_found_beyond_the_edge_and_no_run_is_made_twice(
     assert found["fresh"]["held_out"] == pytest.approx(0.8 + 0.001 * np.mean([seed % 3 for seed in range(148, 196)]))
     n = len(asked)
     again = m.search(m.Config(), Path("results/search/runs"))  # from the kept runs
+    assert capsys.readouterr().out.endswith(": rate, decay and epochs [0.008, 0.3, 40]; twice as long -0.010\n")
     assert {name: found[name] for name in again} == json.loads(json.dumps(again))
     assert len(asked) == n
     monkeypatch.setattr(m, "ProcessPoolExecutor", ThreadPoolExecutor)
@@ -188,7 +189,7 @@ def test_a_search_under_attack_has_its_own_seeds_grid_and_tolerance(
 
 
 def test_a_search_on_digits_trains_on_as_many_composites_and_doubles_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked: list[Any] = []
 
@@ -212,6 +213,13 @@ def test_a_search_on_digits_trains_on_as_many_composites_and_doubles_nothing(
     assert "doubled_length" not in found
     assert found["tables"]["grid"]["columns"] == ["rate", "decay", "epochs", "seeds", "both"]
     assert {tuple(row[:3]): row[3] for row in found["tables"]["grid"]["rows"]}[0.04, 0.3, 4] == 16
+    monkeypatch.chdir(tmp_path)
+    argv = ["--network", "capsnet", "--out", "new/own.json"]
+    assert m.main(argv) == 0
+    assert capsys.readouterr().out == f"{config.name}: rate, decay and epochs [0.04, 0.3, 4]\n"
+    stored = parse_json(Path("new/own.json"))
+    assert stored["command"] == shlex.join(["python", "-m", "evidence.search", *argv])
+    assert (stored["fresh"], stored["environment"]["threads"]) == (found["fresh"], 1)
 
 
 @pytest.mark.parametrize(("model", "name"), [("capsules", "capsnet"), ("cnn", "cnn_pool")])
@@ -221,12 +229,18 @@ def test_a_run_on_digits_is_the_scripts_own_training(model: str, name: str, monk
     wanted = m.multimnist.Config(dataset="mnist", seed=100, lr=0.02, weight_decay=0.3, n_epochs=4, n_train=200,
         routing_iters=2, n_val=10_000)
     assert (module, asked, found) == (m.multimnist, wanted, name)
+    for network, condition in (("dense", None), ("convolutional", None), ("dense", "attacks")):
+        on_voxels = m.Config(network=network, model=model, dataset="voxels", condition=condition)
+        of_voxels = m.training_of(on_voxels, (0.01, 1, 2), 100)
+        assert of_voxels[1].dataset == "voxels"
     small = dataclasses.replace(wanted, dataset="strokes", n_val=50, n_test=50, conv_channels=2, primary_types=1)
     monkeypatch.setattr(m, "training_of", lambda *_: (module, small, name))
     states = module.train_all(small, module.make_data(small), names=(name,))
     assert m.run_once(config, (0.02, 0.3, 4), 100) == {4: {"both": states[name].history["set_accuracy"][-1]}}
 
-    def stopped(*_: Any, **__: Any) -> None:
+    def stopped(_: Any, __: Any, callback: Any, **more: Any) -> None:  # after its second epoch
+        states[name].history["set_accuracy"] = [0.5, 0.6]
+        callback(states[name], True)
         raise UserError("not finite")
 
     monkeypatch.setattr(module, "train_all", stopped)
