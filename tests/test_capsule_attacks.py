@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import pytest
@@ -100,6 +100,8 @@ def test_an_attacker_changes_images_before_they_are_standardized() -> None:
         ("--network dense --n-train 20", "--n-train: not together with --network dense"),
         ("--network capsnet --dataset strokes --lr 0.1", "--lr: not together with --network capsnet"),
         ("--dataset strokes --standardize image", "--standardize: image needs --dataset voxels or shapes"),
+        ("--network capsnet --dataset strokes --sizes 8,2,2,2", "--sizes: not together with --network capsnet"),
+        ("--dataset voxels --data-dir x", "--data-dir: voxels has no files"),
     ],
 )
 def test_settings_of_other_networks_are_refused(words: str, complaint: str) -> None:
@@ -597,6 +599,62 @@ def test_the_capsnet_is_that_of_the_other_script(monkeypatch: pytest.MonkeyPatch
     assert {name: state.step for name, state in states.items()} == {"capsules": 4, "cnn": 4}
     images, labels = m.attacked_images(dataclasses.replace(config, n_attack=5), data)
     assert (images.shape, labels.shape) == ((5, 28, 28, 1), (5,))
+
+
+def test_each_network_is_attacked_along_its_own_gradient_the_others_and_a_second_training(
+    monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second one has the same images and the next seed."""
+    asked, data, config = list[Any](), cast("m.AnyData", "data"), m.Config(seed=7, epsilons=(0.1, 0.3))
+    first = {name: views.TrainState(name, {"of": np.array(7)}) for name in m.MODEL_NAMES}
+
+    def train_all(config: m.Config, data: Any, options: Any, names: list[str]) -> dict[str, Any]:
+        asked.append((config, data, options.threads, names))
+        return {name: views.TrainState(name, {"of": np.array(config.seed)}) for name in names}
+
+    def seen(config: m.Config, name: str, params: Any, workers: Any, vote: bool = False) -> tuple[Any, ...]:
+        return (config.seed, name, int(params["of"]), vote)
+
+    monkeypatch.setattr(m, "train_all", train_all)
+    monkeypatch.setattr(m, "attacked_images", lambda config, data: (f"images of {data}", "labels"))
+    monkeypatch.setattr(m, "attacked_network", seen)
+    monkeypatch.setattr(attacks, "attack", lambda *given: given)
+    found: dict[str, Any] = dict(m.attack_all(config, first, data, 2))
+    assert asked == [(dataclasses.replace(config, seed=8), "data", 2, ["capsules", "cnn"])]
+    along = {"from_cnn": (7, "cnn", 7, False), "from_other_seed": (7, "capsules", 8, False)}
+    along["vote"] = (7, "capsules", 7, True)
+    others = {"from_capsules": (7, "capsules", 7, False), "from_other_seed": (7, "cnn", 8, False)}
+    for name, expected in (("capsules", along), ("cnn", others)):
+        *given, rng = found[name]
+        assert given == [(7, name, 7, False), expected, "images of data", "labels", (0.1, 0.3), m.PIXELS]
+        assert rng.random() == m.generator(7, m.Stream.EVALUATION, *name.encode()).random()
+    found = dict(m.attack_all(config, {"cnn": first["cnn"]}, data))  # it alone was trained
+    assert found["cnn"][1].keys() == {"from_other_seed"}
+
+
+def test_the_tables_of_a_run() -> None:
+    kinds = {"fgsm": {"0": 0.9, "0.1": 0.8}, "gradients": {"0": 0.9, "0.1": 0.7}, "worst_case": {"0": 0.9, "0.1": 0.6}}
+    result: dict[str, Any] = {
+        "dataset": "shapes", "n_both": 6, "config": {"seed": 3, "n_epochs": 4, "cnn_epochs": 5, "epsilons": [0.1]},
+        "models": {name: {"accuracy": 0.875, "n_params": 12345, "train_seconds": 1.5} for name in m.MODEL_NAMES},
+        "attack": {"capsules": kinds, "cnn": kinds},
+        "attack_of_both": {name: {kind: {"0": 1.0, "0.1": x["0.1"] + 0.1} for kind, x in kinds.items()}
+                           for name in m.MODEL_NAMES},
+        "convergence": {"capsules": {"0.1": {20: 0.75, 40: 0.7}}, "cnn": {"0.1": {20: 0.7}}},
+    }
+    assert m.describe(result) == ("shapes: familiar images attacked, epsilon in the range of pixels; seed 3, 4 epochs"
+                                  " (the CNN 5)")
+    for name, images in (("voxels", "familiar"), ("toys", "test"), ("mnist", "test")):
+        assert m.describe(result | {"dataset": name}).startswith(f"{name}: {images} images attacked")
+    lines = [" ".join(line.split()) for line in m.format_table(result).splitlines()]
+    assert lines[:3] == ["model accuracy parameters seconds", "capsules 0.8750 12,345 1.5", "cnn 0.8750 12,345 1.5"]
+    assert lines[3:7] == ["accuracy, of all images 0 0.1", "capsules: fgsm 0.900 0.800",
+                          "capsules: gradients 0.900 0.700", "capsules: worst case 0.900 0.600"]
+    assert lines[10:] == [
+        "accuracy, of 6 that both classify 0 0.1", "capsules: fgsm 1.000 0.900", "capsules: worst case 1.000 0.700",
+        "cnn: fgsm 1.000 0.900", "cnn: worst case 1.000 0.700",
+        "capsules: epsilon 0.1, after 20 steps 0.750, 40 steps 0.700", "cnn: epsilon 0.1, after 20 steps 0.700",
+    ]
 
 
 @pytest.mark.parametrize("flags", [[], ["--loss", "cross-entropy"]])

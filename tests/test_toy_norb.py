@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -301,6 +302,20 @@ def test_the_contact_sheet_has_a_row_of_the_real_set(tmp_path: Path, capsys: Cap
     capsys.readouterr()
     line = failure(script, ["--figure", str(path), "--data-dir", str(tmp_path / "none")], capsys)
     assert line.startswith(f"error: {tmp_path / 'none'} has no smallnorb-5x")
+
+
+def test_seed_threads_and_places_reach_what_draws(tmp_path: Path, monkeypatch: Patch, capsys: Capture) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(script, "write_toy_norb", write := Mock())
+    assert script.main(["--out-dir=~/toys", "--seed=4", "--threads=3"]) == 0
+    write.assert_called_once_with(tmp_path / "toys", 4, 3)
+    assert capsys.readouterr().out == f"wrote {tmp_path / 'toys'}\n"
+    monkeypatch.setattr(script, "contact_sheet", draw := Mock(return_value=b"png"))
+    path = tmp_path / "new" / "sheet.png"
+    for flags, real in (([], None), ([f"--data-dir={tmp_path}"], tmp_path)):
+        assert script.main([f"--figure={path}", "--seed=4", *flags]) == 0
+        assert draw.call_args.args == (4, real)
+    assert (path.read_bytes(), write.call_count) == (b"png", 1)
 
 
 @pytest.mark.parametrize("ending", ["", ".gz"])

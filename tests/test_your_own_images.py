@@ -11,6 +11,7 @@ import shlex
 import shutil
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -65,6 +66,39 @@ def test_result_and_table(trained: Trained) -> None:
         assert np.trace(matrix) / 12 == pytest.approx(model["accuracy"])
         assert f"{name}: answers" in text
     assert result["models"]["capsnet"]["n_params"] > 100_000
+    cnn = {"accuracy": 0.75, "balanced_accuracy": 0.5, "n_params": 12345, "train_seconds": 1.5}
+    text = m.format_result(result | {"config": result["config"] | {"colour": "rgb"}, "models": {"cnn": cnn}})
+    assert "of 20x20 pixels, rgb, 3 classes" in text
+    assert "cnn          0.7500   0.5000     12,345      1.5" in text.splitlines()
+
+
+def test_the_pictures_are_read_as_the_settings_say(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(m, "read_sets", read := Mock())
+    m.make_data(m.Config(data_dir=Path("x"), image_size=30, colour="rgb", n_train=5, seed=4))
+    path, side, channels, rng, n_train = read.call_args.args
+    assert (path, side, channels, n_train) == (Path("x"), 30, 3, 5)
+    assert rng.random() == m.generator(4, m.Stream.DATA).random()
+    m.make_data(m.Config(data_dir=Path("x")))
+    assert read.call_args.args[1:3] == (m.SIDES, 1)
+
+
+def test_plain_forms_are_of_the_networks_and_of_their_steps(trained: Trained, monkeypatch: Patch) -> None:
+    config = dataclasses.replace(SMALL, plain=True, n_epochs=1)
+    for settings in (digits.CapsNetConfig, m.conv.Config):
+        assert [m.sized(settings, one).plain for one in (SMALL, config)] == [False, True]
+    monkeypatch.setattr(m.optimizers, "adamw_step", lambda *_: pytest.fail("a fast step"))
+    data = m.make_data(m.Config(data_dir=trained[0], image_size=20))
+    state = init_state(model := m.make_models(config)["cnn"], config)
+    m.train(model, config, data, state, SERIAL, lambda *_: None)
+    assert state.step == 2
+
+
+def test_what_a_run_says_before_it_trains(trained: Trained, capsys: Capture) -> None:
+    argv = [f"--data-dir={trained[0]}", "--n-epochs=1", "--threads=1", "--models=cnn", "--colour=rgb", "--n-train=24"]
+    assert m.main(argv) == 0
+    out, err = capsys.readouterr()
+    assert err.startswith("24 training and 6 test images of 20x20 pixels, rgb, 3 classes\n")
+    assert "capsules" not in out
 
 
 def test_the_mean_over_classes_leaves_out_those_without_test_pictures() -> None:
@@ -204,7 +238,7 @@ def test_prediction_takes_folders_and_patterns_and_reads_as_the_training_did(tra
     assert head.split() == ["picture", *m.MODEL_NAMES]
     assert len(lines) == 20 + 11 + 1
     assert len(m.predict(checkpoint, [folder / "h*"]).paths) == 20  # a pattern of folders
-    answers = m.predict(checkpoint, [folder])
+    answers = m.predict(checkpoint, [folder, folder / CLASSES[0]])  # each picture once
     assert len(answers.paths) == 60
     config, states = load_checkpoint(m, checkpoint)
     data = m.make_data(dataclasses.replace(config, data_dir=folder))
@@ -290,6 +324,20 @@ def test_the_sheet(trained: Trained, tmp_path: Path, capsys: Capture, monkeypatc
         assert figures.main([*argv, *flags]) == 0
     assert (tmp_path / "your_own_images" / "pictures.png").stat().st_size > 5000
     assert "was made with --colour" in failure(figures, [*argv, *flags, "--colour=rgb"], capsys)
+    config, states = load_checkpoint(m, checkpoint)
+    unfinished = tmp_path / "unfinished.npz"
+    save_checkpoint(unfinished, m.EXPERIMENT, dataclasses.replace(config, n_epochs=9), states.values())
+    asked = figures.Config(data_dir=folder)
+    shown = figures.shown_pictures(asked, figures.Options(checkpoint=unfinished), ())
+    assert capsys.readouterr().err.startswith(f"warning: {unfinished} holds 1 of 9 epochs of ")
+    test = m.make_data(dataclasses.replace(config, data_dir=folder)).test
+    chosen = np.argsort(test.labels, kind="stable")[[0, 1, 2, 4, 5, 6, 7, 9, 10, 11]]  # ten of twelve, of all classes
+    np.testing.assert_array_equal(shown[0], m.in_floats(test.images[chosen]))
+    assert shown[1].tolist() == test.labels[chosen].tolist()
+    for name, model in m.make_models(config).items():
+        answers = m.answers_of(model, states[name].params, test.images[chosen], SERIAL)
+        assert shown[3][name].tolist() == answers.argmax(axis=1).tolist()
+    np.testing.assert_array_equal(shown[4], m.reconstructions(states["capsnet"].params, shown[0], config))
     other = write_folder(tmp_path / "other", n=5, seed=1)
     argv = [f"--data-dir={other}", f"--checkpoint={checkpoint}", f"--outdir={tmp_path}"]
     assert "has not the pictures" in failure(figures, argv, capsys)
@@ -315,10 +363,11 @@ def test_the_classes_that_the_sheet_can_only_number_are_named(
     write_folder(tmp_path / "train", ["cat", "犬", "猫"], n=3)
     write_folder(tmp_path / "test", ["cat", "犬"], n=10, seed=1)
     drawn: list[Any] = []
-    monkeypatch.setattr("support.figures.write_figure", lambda path, draw, *_: drawn.append(draw()))
+    monkeypatch.setattr("support.figures.write_figure", lambda path, draw, *more: drawn.extend((draw(), more)))
     monkeypatch.setattr(figures, "fonts_for", lambda names: (["DejaVu Sans"], {*"犬猫"} & {*"".join(names)}))
-    assert figures.main([f"--data-dir={tmp_path}"]) == 0
+    assert figures.main([f"--data-dir={tmp_path}", "--overwrite"]) == 0
     assert capsys.readouterr().out == "class 2 is 犬\n"
+    assert drawn[1] == (None, True)  # colours, and whether to write over a page's picture
     texts = "\n".join(text.get_text() for text in drawn[0].findobj(Text))
     assert "Ten test pictures as they see them" in texts
     assert "class 2" in texts
