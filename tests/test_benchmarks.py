@@ -67,7 +67,9 @@ def test_what_is_timed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFi
     for there in ("torch", "none"):
         monkeypatch.setattr(program, "version_of", lambda package, there=there: package == there)
         check(there, {"tables": program.measure(100, 2), "says": capsys.readouterr().err})
-    assert program.measure(4, 1, "smallnorb").keys() == {"smallnorb"}
+    monkeypatch.setattr(program, "blas_threads", limit := MagicMock())
+    assert program.measure(4, 3, "smallnorb").keys() == {"smallnorb"}
+    limit.assert_called_once_with(3)
     problems = {name: module.problem() for name, module in program.MODULES.items()}
     check("problems", {name: [config, batch] for name, (config, _, batch) in problems.items()})
     for module in program.MODULES.values():  # the same batch for all
@@ -93,6 +95,7 @@ def test_a_command_writes_its_tables_and_what_they_depend_on(
     monkeypatch.setattr(program, "version_of", str.upper)
     for flags in (["--only=multimnist", "--repetitions=3"], ["--scaling"]):
         assert program.main([*flags, "--threads=5", f"--out={tmp_path / 'x.json'}"]) == 0
+        assert capsys.readouterr().out == "\nt\n| step |\n| ---- |\n| a    |\n"
         found = parse_json(tmp_path / "x.json")
         assert (found["tables"], found["command"].split()[3]) == (tables, flags[0])
         assert [found["environment"][key] for key in ("threads", "pytorch", "jax")] == [5, "TORCH", "JAX"]

@@ -51,16 +51,25 @@ def test_the_notebook_runs_cell_by_cell_and_prints_what_the_page_says(
             assert digits.sub("", printed.getvalue()) == digits.sub("", said)
     assert (before_training, n_printing) == (False, 7)
     assert names["accuracy"](3) > 0.2, "twenty steps of training do better than guessing"
-    assert {cell["metadata"].get("jupyter", {}).get("source_hidden", False) for cell in code} == {True, False}
-    parts = make_notebook.notebook(ROOT)["cells"]
-    text = "".join(cell["source"] for cell in parts if cell["cell_type"] == "markdown")
+    hidden = [cell["metadata"].get("jupyter", {}).get("source_hidden", False) for cell in code]
+    unfolded = re.sub(r"<details>.*?</details>", "", TEXT, flags=re.DOTALL)
+    assert hidden == [cell["source"] not in unfolded for cell in code]
+    assert {*hidden} == {True, False}
+
+    def links_in(parts: Any) -> list[str]:
+        return re.findall(r"\]\((?!http|#)(.*?)(?:#.*?)?\)", text_of(parts))
+
+    def text_of(parts: Any) -> str:
+        return "".join(cell["source"] for cell in parts if cell["cell_type"] == "markdown")
+
+    assert all(Path(link).exists() for link in links_in(content["cells"]))  # from where the notebook lies
+    text = text_of(parts := make_notebook.notebook(ROOT)["cells"])
     assert not re.search(r"<details>|\$`|```math|<!--", text)
     assert all(f"**{line}**" in text for line in re.findall(r"<summary>(.*?)</summary>", TEXT))
     (torch_cell,) = [cell for cell in cells() if cell.needs_torch]
     assert torch_cell.output.strip()
     assert f"```text\n{torch_cell.output}```" in text  # what it prints, too
-    links = re.findall(r"\]\((?!http|#)(.*?)(?:#.*?)?\)", text)
-    assert len(links) > 15
+    assert len(links := links_in(parts)) > 15
     assert all((ROOT / link).exists() for link in links)
     capsys.readouterr()
     assert "File exists" in failure(make_notebook, ["my_lesson.ipynb"], capsys)
@@ -68,9 +77,10 @@ def test_the_notebook_runs_cell_by_cell_and_prints_what_the_page_says(
     usage_error(make_notebook, [], capsys)
 
 
-def test_the_program_is_the_code_of_the_page(tmp_path: Path) -> None:
+def test_the_program_is_the_code_of_the_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "my_lesson.py"
     assert make_notebook.main([str(path)]) == 0
+    assert capsys.readouterr().out == f"wrote {path}\n"
     code = "\n".join(cell.source for cell in cells() if cell.is_code and not cell.needs_torch)
     assert ast.dump(ast.parse(path.read_text(encoding="utf-8"))) == ast.dump(ast.parse(code))
 

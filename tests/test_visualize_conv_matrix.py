@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import json
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -81,6 +83,8 @@ def test_the_reported_viewpoints_are_those_of_all_three_networks(monkeypatch: An
     found = [(one.angle, one.style.label) for one in figures.read_views(figures.VIEW_RESULTS)]
     labels = ("Matrix capsules", "CNN of equal size", "CNN of the paper")
     assert found == [(angle, label) for angle in ("azimuth", "elevation") for label in labels]
+    pairs = [(one.angle, one.style.label) for one in figures.read_views(figures.SHAPES_RESULTS)]
+    assert pairs == [(angle, label) for angle in ("azimuth", "elevation") for label in labels[:2]]
 
 
 def test_novel_viewpoints_are_means_and_intervals() -> None:
@@ -146,7 +150,7 @@ def test_table_2_is_read_where_familiar_accuracies_are_equal() -> None:
     assert (bottom, top) == pytest.approx((75 - half, 75 + half))
 
 
-def test_attacks_are_means_and_intervals_with_the_papers_beside() -> None:
+def test_attacks_are_means_and_intervals_with_the_papers_beside(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = {"capsules": [[1.0, 0.2, 0.1], [0.8, 0.6, 0.3]], "cnn": [[1.0, 0.1, 0.0], [1.0, 0.3, 0.0]]}
     runs: list[Any] = [{"seed": s, "models": {}} for s in range(2)]
     for (name, of_seeds), s in itertools.product(rows.items(), range(2)):
@@ -168,6 +172,16 @@ def test_attacks_are_means_and_intervals_with_the_papers_beside() -> None:
     lines = held(axes[0])["lines"]
     assert_same(lines["paper, capsules"], [[0.2, 0.5], [0.83, 0.69]], "the paper's capsules")
     assert_same(lines["paper, CNN"], [[0.2, 0.5], [0.16, 0.03]], "the paper's CNN")
+    path.write_text(json.dumps(document | {"config": {"epsilons": [0.2]}}))
+    lines = held(drawn(lambda: attacks.draw_attack_seeds(path), record=False).axes[0])["lines"]
+    assert_same(lines["paper, CNN"], [[0.2], [0.16]], "as far as ours")
+    monkeypatch.setattr("support.figures.ROOT", ROOT)  # what is drawn without another file
+    (kept,) = attacks.settings_in(attacks.RESULT)
+    (verdict,) = attacks.settings_in(attacks.REGISTERED)
+    assert min(run["seed"] for run in kept["runs"]) < 2000 <= min(run["seed"] for run in verdict["runs"])
+    defaults = [inspect.signature(draw).parameters["path"].default for draw in (
+        attacks.draw_attack_seeds, attacks.draw_training_curves, attacks.draw_attack_trainings)]
+    assert defaults == [attacks.REGISTERED, attacks.RESULT, attacks.LENGTHS]
 
 
 def test_accuracy_under_attack_against_the_length_of_the_training() -> None:
@@ -199,7 +213,7 @@ def test_networks_of_the_median_seed_are_trained_for_their_curves(monkeypatch: p
     trained, curves = [], {"capsules": [0.4, 0.6], "cnn": [0.7, 0.9]}
 
     def train_all(config: Any, data: Any, options: Any) -> dict[str, TrainState]:
-        assert (len(data.train.labels) > 0, options.threads) == (True, 1)
+        assert (len(data.train.labels) > 0, options.threads, options.quiet) == (True, 3, True)
         trained.append(config)
         states = {name: TrainState(name, {}) for name in curves}
         for name, state in states.items():
@@ -207,7 +221,7 @@ def test_networks_of_the_median_seed_are_trained_for_their_curves(monkeypatch: p
         return states
 
     monkeypatch.setattr(attacks.experiment, "train_all", train_all)
-    fig = drawn(lambda: attacks.draw_training_curves(attacks.Options(), path))
+    fig = drawn(lambda: attacks.draw_training_curves(attacks.Options(threads=3, quiet=True), path))
     Config = attacks.experiment.Config
     assert trained == [Config(seed=202, sizes=(4, 2, 2, 2), n_epochs=3, epsilons=(0.1,))]
     check_held(fig.axes[1], lines={"Matrix capsules": [[1, 2], [0.4, 0.6]], "CNN of equal size": [[1, 2], [0.7, 0.9]]},
@@ -272,15 +286,17 @@ def test_steps_are_counted_on_accurate_networks_of_every_seed(monkeypatch: pytes
     configs = list[Any]()
 
     def measured(config: Any, seed: int, states: Any, threads: int) -> dict[str, attacks.Attacked]:
+        assert threads == 3
         configs.append(config)
         own = {loss: np.full((1, 2), seed) for loss in attacks.LINES}
         return {"cnn": attacks.Attacked(own, np.full(3, seed), {"a": float(seed)})}
 
     monkeypatch.setattr(attacks.experiment, "make_data", lambda config: config.seed)
-    monkeypatch.setattr(attacks.experiment, "train_all", lambda *_: {})
+    monkeypatch.setattr(attacks.experiment, "train_all", train := Mock(return_value={}))
     monkeypatch.setattr(attacks, "measure_attacks", measured)
     monkeypatch.setattr(attacks, "draw_steps", lambda found, _: found["cnn"])
-    found: Any = attacks.draw_attack_steps(attacks.Options())
+    found: Any = attacks.draw_attack_steps(attacks.Options(threads=3, quiet=True))
+    assert {(call.args[2].threads, call.args[2].quiet) for call in train.call_args_list} == {(3, True)}
     assert (found.shares["a"], found.accuracies[""][:, 0].tolist()) == (201.5, [200, 201, 202, 203])
     wanted = attacks.smallnorb.Config()
     for config in configs:

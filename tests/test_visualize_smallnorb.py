@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
+import imageio.v3 as imageio
 import numpy as np
 import pytest
 from matplotlib import colormaps
@@ -14,11 +16,13 @@ from matplotlib.colors import to_rgba
 
 import make_smallnorb_novel_viewpoint_gif as animation
 import smallnorb_novel_viewpoint as experiment
+import visualize_multimnist_capsnet as digits
 import visualize_smallnorb_novel_viewpoint as figures
 from figure_checks import cells, check_held, draw_coarsely, drawn, held, legend_of, move_to
+from helpers import ROOT
 from smallnorb_novel_viewpoint import TrainState, UserError
 from support.experiment import load_checkpoint
-from support import figures as support_figures
+from support import figures as support_figures, redraw
 from support.figures import make_figure
 from support.statistics import t_quantile
 
@@ -196,8 +200,9 @@ def test_the_median_of_the_reported_seeds_is_trained(monkeypatch: pytest.MonkeyP
 def test_an_animation_of_trainings_of_two_lengths(tmp_path: Path) -> None:
     """A network with fewer epochs stays as it was after its last one."""
     out = tmp_path / "a.gif"
-    argv = ["--n-epochs=2", "--cnn-epochs=1", "--snapshots=2", "--sweep-frames=2", "--quiet", f"--out={out}"]
+    argv = ["--n-epochs=2", "--cnn-epochs=1", "--snapshots=5", "--sweep-frames=2", "--quiet", f"--out={out}"]
     assert animation.main(argv) == 0
+    assert len(imageio.imread(out, extension=".gif")) == 2 * 2  # after each epoch, of which there are two
     config = animation.Config(n_epochs=2, cnn_epochs=1)
     data = animation.smallnorb.make_data(config)
     recorder = animation.Recorder(config, data, animation.make_sweep(config, data, 2), [1, 2])
@@ -242,6 +247,29 @@ def test_a_frame_shows_answers_viewpoint_and_accuracies(run: figures.Run) -> Non
         assert [quadrant.get_thetamin(), quadrant.get_thetamax()] == pytest.approx(shown)
     lines = {"Matrix capsules": [[1, 2], [0.4, 0.6]], "CNN of equal size": [[1, 2], [0.4, 0.6]]}
     check_held(curve, lines=lines, levels=[0.2, 0.6])
+
+
+def test_the_commands_of_the_front_page_find_the_reported_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the seed that they draw is that of the median of the capsules."""
+    monkeypatch.setattr(support_figures, "ROOT", ROOT)
+    asked: list[Any] = []
+
+    def stop(*given: Any, **more: Any) -> None:
+        asked.append((given, more))
+        raise UserError("stop")
+
+    for script, ending in ((figures, "azimuth_accuracy.png"), (digits, "overlay.png")):
+        monkeypatch.setattr(script, "load_or_train", stop)
+        (row,) = [row for row in redraw.read_rows() if row.pictures[-1].endswith(ending)]
+        assert script.main(shlex.split(row.command)[2:]) == 1
+    for (given, more), model, metric in zip(asked, ("capsules", "capsnet"), ("held_out_accuracy", "set_accuracy"),
+                                            strict=True):
+        path, *of = more.get("median_of") or given[5]
+        config, _, reported = support_figures.with_reported_seed(path, of[0], of[1], given[2], given[3])
+        order = sorted(reported, key=lambda run: run["models"][model][metric])
+        assert len(order) >= 5
+        middle = order[(len(order) - 1) // 2]["models"][model][metric]
+        assert {run["models"][model][metric] for run in order if run["seed"] == config.seed} == {middle}
 
 
 def test_the_drop_is_what_is_lost(run: figures.Run) -> None:

@@ -296,7 +296,7 @@ def test_the_curves_are_of_the_median_seed_and_of_each_part(tmp_path: Path, monk
     trained = list[Any]()
 
     def train_all(config: m.Config, data: Any, options: Any) -> dict[str, TrainState]:
-        assert (len(data.train.labels) > 0, options.threads) == (True, 1)
+        assert (len(data.train.labels) > 0, options.threads, options.quiet) == (True, 3, True)
         trained.append((config.seed, config.n_epochs, config.assignments, config.loss, config.vote_bias))
         state = TrainState("capsules", {})
         accuracies = {f"{part}_accuracy": [0.5, 0.1 * len(trained)] for part in ("familiar", "held_out")}
@@ -304,7 +304,7 @@ def test_the_curves_are_of_the_median_seed_and_of_each_part(tmp_path: Path, monk
         return {"capsules": state}
 
     monkeypatch.setattr(m, "train_all", train_all)
-    fig = drawn(lambda: figures.draw_training_curves((figures.Config(), figures.Options())))
+    fig = drawn(lambda: figures.draw_training_curves((figures.Config(), figures.Options(threads=3, quiet=True))))
     parts = [("routed", "paper", "none"), ("even", "paper", "none"), ("routed", "cross-entropy", "none"),
              ("routed", "paper", "learned")]
     assert trained == [(9, m.Config().n_epochs, *part) for part in parts]
@@ -312,8 +312,8 @@ def test_the_curves_are_of_the_median_seed_and_of_each_part(tmp_path: Path, monk
     check_held(fig.axes[0], lines={label: [[1, 2], [1, 0.2 * k]] for k, label in enumerate(labels, 1)})
     for ax in fig.axes[1:]:
         check_held(ax, lines={label: [[1, 2], [0.5, 0.1 * k]] for k, label in enumerate(labels, 1)}, levels=[0.2])
-    figures.draw_training_curves((figures.Config(seed=4, n_epochs=1), figures.Options()))
+    figures.draw_training_curves((figures.Config(seed=4, n_epochs=1), figures.Options(threads=3, quiet=True)))
     assert {(seed, n_epochs) for seed, n_epochs, *_ in trained[4:]} == {(4, 1)}
     for n_epochs, says in ((m.Config().n_epochs, True), (1, False)):  # the reported runs have no other length
-        fig = figures.draw_training_curves((figures.Config(n_epochs=n_epochs), figures.Options()))
+        fig = figures.draw_training_curves((figures.Config(n_epochs=n_epochs), figures.Options(threads=3, quiet=True)))
         assert any("seed 9, the median of 3" in text.get_text() for text in fig.texts) == says
