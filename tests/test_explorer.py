@@ -1509,7 +1509,11 @@ def test_a_link_at_the_end_of_a_sentence_is_whole(page: Any) -> None:
     for text in (whole, "x=5", "routing", "hide=cnn"):
         for end in (".", ",", ";", ":", ")", "!", ").", '"', "”", "'", ">", "%3E", "]", "**", "%20", "&gt;"):
             assert page.execute_script("restore(arguments[0]); return link.damaged", text + end) is False, text + end
-    for encoded in (urllib.parse.quote(whole, safe=""), whole.replace("&", "&amp;"), whole.replace(",", "%2C")):
+    once = urllib.parse.quote(whole, safe="")
+    for encoded in (
+        once, whole.replace("&", "&amp;"), whole.replace(",", "%2C"), whole.replace("&", "%26"), f"%23{whole}",
+        whole.replace("&", "&#38;"), urllib.parse.quote(once), urllib.parse.quote(whole.replace("&", "&amp;"), safe=""),
+    ):
         page.execute_script("restore('x=1'); restore(arguments[0])", encoded)
         assert page.execute_script("return [link.damaged, stateText()]") == [False, whole]
 
@@ -1859,6 +1863,10 @@ def test_no_sideways_scrolling(width: int, dark: bool, page: Any) -> None:
             for big in (0, 1):
                 page.execute_script("restore(`big=${arguments[0]}`)", big)
                 assert page.execute_script("return document.documentElement.scrollWidth") <= other, (other, big)
+                shown, whole = page.execute_script("""
+                    const { clientWidth, scrollWidth } = $("assignments").parentNode;
+                    return [clientWidth, scrollWidth];""")
+                assert whole <= shown, (other, big)
         page.execute_script("restore('')")
     show_as(page, width, 844, dark)
     background = "return getComputedStyle(document.body).backgroundColor"

@@ -1549,8 +1549,10 @@ function rememberSoon() {
 
 // The state of a link, from the text after its #. What is not in it is as at the beginning.
 function restore(text = location.hash.slice(1), isPasted = false) {
-  text = text.replaceAll("&amp;", "&"); // of a page's source
-  if (!text.includes("=") && /%3d/i.test(text)) text = text.replace(/%[0-9a-f]{2}/gi, (code) => String.fromCharCode(parseInt(code.slice(1), 16))); // encoded whole
+  for (let k = 0; k < 3 && /%(25)*(3d|26)/i.test(text); k++) { // encoded, once or more often
+    text = text.replace(/%[0-9a-f]{2}/gi, (code) => String.fromCharCode(parseInt(code.slice(1), 16)));
+  }
+  text = text.replace(/^(?:#|%23)+/i, "").replace(/&(?:amp|#38);/g, "&"); // of a page's source
   text = text.replace(/(?:[\s.,;:!?)\]}>*"'”’»]|%20|%22|%27|%3e|&gt;|&quot;)+$/i, ""); // of the sentence in which it stood
   if (SECTIONS.includes(text)) text = `s=${text}`;
   const state = new URLSearchParams(text);
