@@ -2075,6 +2075,8 @@ def test_a_reconstruction_that_adds_error_is_said_to(page: Any) -> None:
 
 
 def test_undo_goes_back_by_strokes_after_the_tour_and_in_a_link(page: Any) -> None:
+    from selenium.webdriver.common.keys import Keys
+
     strokes = [{"layer": 0, "points": [{"x": x, "y": 40}, {"x": x, "y": 100}]} for x in (50, 90)]
     for k in (1, 2):
         page.execute_script("change({ strokes: arguments[0], example: -1 })", strokes[:k])
@@ -2082,8 +2084,10 @@ def test_undo_goes_back_by_strokes_after_the_tour_and_in_a_link(page: Any) -> No
     n = page.execute_script("return drawing.past.length")
     page.find_element("id", "start-tour").click()
     page.find_element("id", "tour-next").click()
-    page.find_element("id", "tour-end").click()
+    page.find_element("id", "tour-end").send_keys(Keys.ENTER)
     assert page.execute_script("return drawing.past.length") == n
+    page.execute_script("document.activeElement.click()")  # Enter twice does not begin anew
+    assert not page.find_element("id", "tour").is_displayed()
     page.find_element("id", "undo").click()
     assert page.execute_script("return drawing.strokes.length") == 1
     page.execute_script("change({ strokes: arguments[0], example: -1 }); location.hash = stateText()", strokes)
@@ -2289,8 +2293,27 @@ def test_a_palm_after_a_stylus_draws_nothing(page: Any) -> None:
         return drawing.strokes.length;"""
     page.execute_script("$('clear').click(); $('draw').setPointerCapture = () => {}")
     assert [page.execute_script(touch, kind) for kind in ("touch", "pen", "touch")] == [1, 2, 2]
-    page.execute_script("drawing.penSeen = -Infinity")
+    page.execute_script("drawing.penSeen = performance.now() - 9000")  # it thinks, and rests its hand
+    assert page.execute_script(touch, "touch") == 2
+    page.execute_script("drawing.penSeen = performance.now() - 11000")
     assert page.execute_script(touch, "touch") == 3
+
+
+def test_a_touch_as_wide_as_a_palm_draws_nothing(page: Any) -> None:
+    slide = """
+        const { left, top } = $("draw").getBoundingClientRect();
+        const send = (type, pointerId, x, width) => $("draw").dispatchEvent(new PointerEvent(type, { pointerId, width,
+            height: 20, pointerType: "touch", button: 0, clientX: left + x, clientY: top + 100, bubbles: true }));
+        arguments[0].forEach(([x, width], k) => send(k ? "pointermove" : "pointerdown", 7, x, width));
+        send("pointerdown", 8, 40, 22); // a finger beside it
+        for (const x of [60, 80, 100]) send("pointermove", 8, x, 22);
+        send("pointerup", 8, 100, 22);
+        send("pointerup", 7, 150, 22);
+        return drawing.strokes.map(({ points }) => points.length);"""
+    page.execute_script("$('clear').click(); $('draw').setPointerCapture = () => {}")
+    assert page.execute_script(slide, [[150, 60], [170, 60]]) == [4]
+    assert page.execute_script(slide, [[150, 30], [170, 60]]) == [4, 4]  # it comes down slowly
+    assert page.execute_script(slide, [[150, 30], [170, 40]]) == [4, 4, 2]  # a finger: the other one does not join it
 
 
 @pytest.mark.parametrize(

@@ -148,7 +148,7 @@ const LAYER_SIDE = SIDE * ZOOM;
 const PEN = 3 * ZOOM;
 const MNIST_BOX = 20; // pixels, of the longer side of a digit
 const LEAST_BOX = MNIST_BOX / 2; // a drawing that is smaller becomes a blob when it is scaled
-const PALM = 2000; // ms after a stylus in which touches do not draw
+const PALM = { wide: 50, after: 10_000 }; // CSS pixels, from which a touch is a palm's; ms after a stylus in which all are
 const MAX_OFFSET = 1.5; // pixels from the middle, so that two digits are no farther apart than in training
 const STEPS = 4096; // of a coordinate in a link, over twice the canvas: a stroke may leave it by half a side
 
@@ -346,10 +346,12 @@ function setUpDrawing() {
     const k = LAYER_SIDE / box.width;
     return { x: (event.clientX - box.left) * k, y: (event.clientY - box.top) * k };
   };
+  const isPalm = ({ pointerType, width, height }) => pointerType === "touch"
+    && (Math.max(width, height) >= PALM.wide || performance.now() - drawing.penSeen < PALM.after);
   canvas.addEventListener("pointerdown", (event) => {
     if (drawing.pen?.type === "touch" && event.pointerType === "pen") penAway();
+    if (isPalm(event)) return;
     if (drawing.pen?.type === "touch" && drawing.pen.rests) drawing.other = { id: event.pointerId, from: position(event) };
-    if (event.pointerType === "touch" && performance.now() - drawing.penSeen < PALM) return;
     if (event.button !== 0 || (drawing.pen && drawing.pen.id !== "keys")) return; // one pointer: a palm does not join its line
     getSelection().removeAllRanges(); // a selection would be dragged instead
     canvas.setPointerCapture(event.pointerId);
@@ -367,6 +369,7 @@ function setUpDrawing() {
       penDown(from, id, "touch");
     }
     if (drawing.pen?.id !== event.pointerId) return;
+    if (isPalm(event)) return penAway(); // which has come down
     const parts = event.getCoalescedEvents?.() ?? [];
     for (const part of parts.length ? parts : [event]) penTo(position(part));
   });
@@ -1747,12 +1750,15 @@ function grownText() {
   return `The two longest capsules${hides("answers") ? "" : `, ${pair.join(" and ")},`} have changed by ${pair.map((j) => signed(grown(j))).join(" and ")}. The other eight have changed by ${signed(Math.min(...others))} to ${signed(Math.max(...others))}. Move the slider, and watch the lengths.`;
 }
 
+const TWICE = 500; // ms, between the two presses of a key that is meant once
+
 function setUpTour() {
   const tour = $("tour");
   let steps = TOUR; // those whose parts a lesson shows
   let step = 0; // twice the number of the question, and one more where it is answered
   let before = ""; // the state when it began
   let past = []; // what Undo went back to then
+  let ended = -Infinity; // ms
   const clear = () => {
     for (const marked of document.querySelectorAll(".toured, .asked")) marked.classList.remove("toured", "asked");
   };
@@ -1790,9 +1796,10 @@ function setUpTour() {
     restore(before); // the drawing and the settings of before
     drawing.past = past;
     $("start-tour").focus();
+    ended = performance.now();
   };
-  $("start-tour").addEventListener("click", () => {
-    if (!tour.hidden) return;
+  $("start-tour").addEventListener("click", (event) => {
+    if (!tour.hidden || (event.detail === 0 && performance.now() - ended < TWICE)) return; // a key twice on "End"
     before = stateText();
     if (!link.damaged) history.replaceState(null, "", `#${before}`);
     past = drawing.past;
