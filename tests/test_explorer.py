@@ -1723,7 +1723,7 @@ def test_the_tour_covers_nothing_that_it_speaks_of(size: tuple[int, int], big: i
         pytest.skip("the drawing and its answers are higher than this screen in large type")
     show_as(page, *size)
     page.execute_script("restore(`big=${arguments[0]}`); scrollTo(0, 0); link.closeTour()", big)
-    page.execute_script("$('start-tour').click()")
+    page.find_element("id", "start-tour").click()
     spoken_of = {
         "draw": ["draw"], "bars": ["bars", "answer"], "recons": ["recon0", "recon1", "next-example"],
         "iterations": ["iterations", "lengths"], "slider": [".toured"], "plane": ["plane", "plane-iterations"],
