@@ -100,7 +100,7 @@ CLAIMS: tuple[Claim, ...] = (
         ),
     ),
     Claim(
-        "Matrix capsules recognise new toys from all viewpoints better than a CNN",
+        "Matrix capsules classify new toys from all viewpoints better than a CNN",
         "smallNORB: error 1.8 % against 5.2 %", "docs/conv_matrix_capsules.md", (
             Condition("CNN of equal size", "conv_matrix_capsules/toys_all.json", "capsules:capsules", "cnn:cnn",
                       "accuracy", "200:215", looks=2),
@@ -109,7 +109,7 @@ CLAIMS: tuple[Claim, ...] = (
         ),
     ),
     Claim(
-        "A CapsNet recognises overlapping digits better than a CNN",
+        "A CapsNet classifies overlapping digits better than a CNN",
         "MultiMNIST: error 5.2 % against 8.1 %", "docs/multimnist_capsnet.md", (
             Condition("48,000 composites", "multimnist_capsnet/composites_48000.json", "capsnet", "cnn_pool",
                       "set_accuracy", "200:220"),
@@ -155,7 +155,7 @@ CLAIMS: tuple[Claim, ...] = (
         ),
     ),
     Claim(
-        "A CapsNet recognises rotated and distorted digits better than a CNN",
+        "A CapsNet classifies rotated and distorted digits better than a CNN",
         "affNIST: accuracy 79 % against 66 %", "docs/mnist_affine_capsnet.md", (
             Condition("rotated by 15°", "mnist_affine_capsnet/rotated.json", "capsnet", "cnn", "rotated_15_accuracy",
                       "200:230"),
@@ -193,7 +193,7 @@ CLAIMS: tuple[Claim, ...] = (
 
 REGISTERED: tuple[Claim, ...] = (
     Claim(
-        "A CapsNet recognises overlapping digits better than a CNN", "MultiMNIST: error 5.2 % against 8.1 %",
+        "A CapsNet classifies overlapping digits better than a CNN", "MultiMNIST: error 5.2 % against 8.1 %",
         "docs/multimnist_capsnet.md", (
             Condition(
                 "48,000 composites", "multimnist_capsnet/registered_composites_48000.json", "capsnet:capsnet",
