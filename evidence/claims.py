@@ -268,24 +268,44 @@ REGISTERED: tuple[Claim, ...] = (
         "Matrix capsules withstand attacks better than a CNN",
         "smallNORB, FGSM: higher accuracy at every ε", "docs/capsule_attacks.md", (
             Condition(
-                "dense: one step, ε = 0.1", "capsule_attacks/registered_shapes.json", "capsules", "cnn",
+                "drawn shapes: one step, ε = 0.1", "capsule_attacks/registered_shapes.json", "capsules", "cnn",
                 "fgsm_0.1_accuracy", "2000:2048", tolerance=0.1,
                 searches=("shapes_attacks_dense_capsules_2_iterations.json", "shapes_attacks_dense_cnn.json"),
             ),
             Condition(
-                "dense: one step, ε = 0.2", "capsule_attacks/registered_shapes.json", "capsules", "cnn",
+                "drawn shapes: one step, ε = 0.2", "capsule_attacks/registered_shapes.json", "capsules", "cnn",
                 "fgsm_0.2_accuracy", "2000:2048", tolerance=0.1,
                 searches=("shapes_attacks_dense_capsules_2_iterations.json", "shapes_attacks_dense_cnn.json"),
             ),
             Condition(
-                "dense: worst case, ε = 0.1", "capsule_attacks/registered_shapes.json", "capsules", "cnn",
+                "drawn shapes: worst case, ε = 0.1", "capsule_attacks/registered_shapes.json", "capsules", "cnn",
                 "worst_case_0.1_accuracy", "2000:2048", tolerance=0.1,
                 searches=("shapes_attacks_dense_capsules_2_iterations.json", "shapes_attacks_dense_cnn.json"),
             ),
             Condition(
-                "dense: worst case, ε = 0.2", "capsule_attacks/registered_shapes.json", "capsules", "cnn",
+                "drawn shapes: worst case, ε = 0.2", "capsule_attacks/registered_shapes.json", "capsules", "cnn",
                 "worst_case_0.2_accuracy", "2000:2048", tolerance=0.1,
                 searches=("shapes_attacks_dense_capsules_2_iterations.json", "shapes_attacks_dense_cnn.json"),
+            ),
+            Condition(
+                "the write-up's objects: one step, ε = 0.1", "capsule_attacks/registered_voxels.json", "capsules",
+                "cnn", "fgsm_0.1_accuracy", "4600:4664", tolerance=0.1,
+                searches=("voxels_attacks_dense_capsules_2_iterations.json", "voxels_attacks_dense_cnn.json"),
+            ),
+            Condition(
+                "the write-up's objects: one step, ε = 0.2", "capsule_attacks/registered_voxels.json", "capsules",
+                "cnn", "fgsm_0.2_accuracy", "4600:4664", tolerance=0.1,
+                searches=("voxels_attacks_dense_capsules_2_iterations.json", "voxels_attacks_dense_cnn.json"),
+            ),
+            Condition(
+                "the write-up's objects: worst case, ε = 0.1", "capsule_attacks/registered_voxels.json", "capsules",
+                "cnn", "worst_case_0.1_accuracy", "4600:4664", tolerance=0.1,
+                searches=("voxels_attacks_dense_capsules_2_iterations.json", "voxels_attacks_dense_cnn.json"),
+            ),
+            Condition(
+                "the write-up's objects: worst case, ε = 0.2", "capsule_attacks/registered_voxels.json", "capsules",
+                "cnn", "worst_case_0.2_accuracy", "4600:4664", tolerance=0.1,
+                searches=("voxels_attacks_dense_capsules_2_iterations.json", "voxels_attacks_dense_cnn.json"),
             ),
         ),
     ),
