@@ -231,6 +231,17 @@ REGISTERED: tuple[Claim, ...] = (
                 "capsules:capsules", "cnn:cnn_matched", "held_out_accuracy", "3000:3176",
                 searches=("voxels_elevations_dense_capsules_2_iterations.json", "voxels_elevations_dense_cnn.json"),
             ),
+            Condition(
+                "dense without routing, drawn shapes", "smallnorb_novel_viewpoint/registered_even_elevations.json",
+                "even:capsules", "cnn:cnn_matched", "held_out_accuracy", "4700:4836",
+                searches=("shapes_elevations_dense_capsules_1_iterations.json", "shapes_elevations_dense_cnn.json"),
+            ),
+            Condition(
+                "dense without routing, the write-up's objects",
+                "smallnorb_novel_viewpoint/registered_voxels_even_elevations.json",
+                "even:capsules", "cnn:cnn_matched", "held_out_accuracy", "4700:4780",
+                searches=("voxels_elevations_dense_capsules_1_iterations.json", "voxels_elevations_dense_cnn.json"),
+            ),
         ),
     ),
     Claim(
