@@ -377,11 +377,13 @@ def test_the_search_changes_squares() -> None:
     network: Any = SimpleNamespace(scores=lambda x: tried.append(x), losses={
         attacks.MARGIN: lambda scores, labels: (np.zeros(1), None)})  # none is better
     rng = np.random.default_rng(0)
-    attacks.squares(network, np.full((1, 10, 12, 1), 0.5), np.zeros(1, int), 0.1, 60, (0.0, 1.0), rng)
+    attacks.squares(network, np.full((1, 10, 12, 2), 0.5), np.zeros(1, int), 0.1, 300, (0.0, 1.0), rng)
     start, *others = (x[0, ..., 0] for x in tried)
     sizes = [np.ptp(np.nonzero(x != start), axis=1) + 1 for x in others if (x != start).any()]
     assert all(width <= height for height, width in sizes)
     assert len({int(height) for height, width in sizes if width == height}) > 2
+    opposite = [(x[0, ..., 0] != x[0, ..., 1])[(x != tried[0]).any(axis=-1)[0]].any() for x in tried[1:]]
+    assert set(map(bool, opposite)) == {False, True}  # each image of a stereo pair has its own direction
 
 
 def test_starts_are_drawn_from_the_seed(monkeypatch: pytest.MonkeyPatch) -> None:
