@@ -740,7 +740,7 @@ function showWalk() {
   const [cx, cy] = at(now.ends.at(-1)).split(" ");
   shape($("walk"), "circle", { cx, cy, r: 6, style: `fill:${colour}` });
   const part = ({ length, total }) => percent(length / total, 0);
-  $("walk-text").textContent = `The ${I} votes for ${j}, each times its coupling, laid end to end from where the axes cross, in the two numbers in which they vary most. In all sixteen their lengths add up to ${now.total.toFixed(2)}; the sum s has length ${now.length.toFixed(2)}, ${part(now)} of that. With even couplings (dotted): ${part(even)}. The straighter the way, the better they agree. Bold: the chosen place.`;
+  $("walk-text").textContent = `The ${I} votes for ${j}, each times its coupling, are laid end to end from where the axes cross. You see two of their sixteen numbers, those that vary most. In all sixteen their lengths add up to ${now.total.toFixed(2)}; the sum s has length ${now.length.toFixed(2)}, ${part(now)} of that. With even couplings (dotted): ${part(even)}. The straighter the way, the better they agree. Bold: the chosen place.`;
   // The longest votes, and that of the chosen small capsule, as arrows from the middle; their couplings as thickness.
   const few = longestVotes(j, pair);
   const shown = [...few, formula.shown].map((i) => ({ end: pair.map((d) => digits.result.uHat[(j * I + i) * D + d]), width: thickness(routed().c[j * I + i]) }));
@@ -945,7 +945,7 @@ function setUpAnswer() {
   $("better").replaceChildren(`On ${thousands(about.digits.nTest)} test images, each of two ${about.digits.run.dataset} digits, the capsules classify both digits correctly in `, bold(capsulesPart),
     ". The CNN with pooling has as many parameters as the capsules with their decoder, and does so in ", bold(cnnPart),
     `: here ${capsules === cnn ? "both are as good" : capsules > cnn ? "the capsules are better" : "the CNN is better"}. `, about.digits.study
-      ? `Over ${about.digits.study.n} trainings of each, with different seeds, the means are ${studyText(about.digits.study)}`
+      ? `Over ${about.digits.study.n} exploratory trainings of each, with different seeds, the means are ${studyText(about.digits.study)} A registered comparison, with settings of a search, is in the repository.`
       : "This is one training of each; the repository has many.");
 }
 
@@ -1341,7 +1341,7 @@ function showNumbers() {
     $("accuracy").tBodies[0].append(row);
   }
   const { nTest, naming } = about.digits;
-  $("naming").textContent = `The network was trained on pairs alone, and some capsule is always the second longest. So a second digit is found only where redrawing it explains at least ${percent(naming.explains)} of the squared error that the first leaves.`
+  $("naming").textContent = `The network was trained on pairs alone, and some capsule is always the second longest. So the page redraws the longest one's digit, and then the second's too. A second digit is found only where that removes at least ${percent(naming.explains)} of the squared error that is left.`
     + ` There are four reasons to find no digit at all. The drawing is smaller than half a digit of the training, ${LEAST_BOX} pixels. The longest capsule is below ${naming.least}, less than ${percent(naming.explained)} of the image is explained, or strokes are wider than ${naming.widest} pixels.`
     + ` All but the first were chosen on ${thousands(naming.nChoice)} pairs of training digits, one laid over the other, and as many single ones. Of ${thousands(nTest)} test images of one digit they give one digit, right or wrong, in ${percent(naming.one)}. Of ${thousands(nTest)} of two they give two in ${percent(naming.two)}.`;
   const { run } = about.digits;
