@@ -207,7 +207,7 @@ REGISTERED: tuple[Claim, ...] = (
         "Three iterations of dynamic routing are better than one", "MultiMNIST: error 5.2 % against 7.5 %",
         "docs/what_routing_does.md", (
             Condition(
-                "overlapping digits, 48,000 composites", "multimnist_capsnet/registered_iterations_48000.json",
+                "48,000 composites", "multimnist_capsnet/registered_iterations_48000.json",
                 "three:capsnet", "one:capsnet", "set_accuracy", "2024:2036",
                 searches=("mnist_overlaps_48000_capsnet_capsules_3_iterations.json",
                           "mnist_overlaps_48000_capsnet_capsules_1_iterations.json"),

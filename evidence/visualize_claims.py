@@ -34,7 +34,7 @@ from support.statistics import t_quantile
 COLOURS = {"holds": BLUE, "reversed": VERMILLION, "equal": GREEN}  # words of verdicts; all others are grey
 WIDE = 20.0  # points: a claim with a larger interval or difference stands on the second axis
 TOLERANCE = Condition._field_defaults["tolerance"]  # differences that count as equal, unless a condition says another
-CLAIM_WIDTH = 41  # letters of a line
+CLAIM_WIDTH = 34  # letters of a line
 GAP = 0.55  # lines between two claims
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -458,3 +459,12 @@ def test_the_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     (band, _), texts = ax.collections, held(verdicts)["texts"]
     assert [len(ax.lines), texts.count("holds"), texts.count("not run")] == [5, 1, 1]
     assert np.asarray(band.get_paths()[0].get_extents().extents)[[0, 2]].tolist() == pytest.approx([-3, 3])
+
+
+@pytest.mark.parametrize("draw", [visualize_claims.draw_verdicts, visualize_claims.draw_earlier])
+def test_no_two_texts_of_the_picture_overlap(draw: Any) -> None:
+    fig = draw(report.read_result(ROOT / "results" / "claims.json"))
+    fig.canvas.draw()
+    boxes = [text.get_window_extent() for ax in fig.axes for text in ax.texts if text.get_text()]
+    assert len(boxes) > 20
+    assert not [(a, b) for a, b in itertools.combinations(boxes, 2) if a.overlaps(b)]
