@@ -288,6 +288,7 @@ def test_a_gif_keeps_white_and_the_colours_of_letters() -> None:
     content = figures.gif_bytes(frames, 10)
     shown = [imageio.immeta(content, extension=".gif", index=k) for k in range(2)]
     assert (shown[0]["loop"], shown[0]["duration"], shown[1]["duration"]) == (0, 100, 1000 * figures.LAST_SECONDS)
+    assert imageio.immeta(figures.gif_bytes(frames, 6), extension=".gif", index=0)["duration"] == 170  # of 166.7
     first, last = imageio.imread(content, extension=".gif")
     assert (first == 255).all()
     assert (last[39, 59] == 255).all()
