@@ -236,6 +236,19 @@ def test_the_opening_is_the_view_where_one_network_is_furthest_ahead(names: Any,
     across = views.Config(dataset="shapes", standardize="none", train_azimuths=(30, 150), test_azimuths=(340, 380))
     found = explorer.opening(across, {name: {} for name in names})  # through 0, where one is wrong on 20 degrees
     assert found == {"object": 2, "azimuth": 10, "elevation": 40}
+    wrong[names[0]] = lambda label, azimuth, elevation: (label == 3) & (elevation == across.test_elevations[1])
+    assert explorer.opening(across, {name: {} for name in names})["elevation"] == 50  # the last one too
+
+
+def test_parts_in_which_one_digit_and_two_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = iter([np.array([0, 1, 2, 2]), np.array([2, 1, 2, 2])])  # of the digits alone, of the composites
+    monkeypatch.setattr(explorer, "n_found", lambda rule, seen: next(found))
+    monkeypatch.setattr(explorer, "evidence", lambda *_: explorer.Evidence(*np.ones((4, 2))))
+    batch: Any = SimpleNamespace(sources=np.zeros((4, 2, 3, 3)), images=np.zeros((4, 3, 3)))
+    train = SimpleNamespace(draw=lambda rng, n: n, render=lambda pairs: batch)
+    data: Any = SimpleNamespace(train=train, test=batch)
+    rule = explorer.one_or_two(digits.Config(), {}, data, Mock())
+    assert (rule["one"], rule["two"]) == (0.25, 0.75)
 
 
 def test_a_page_is_written_anew_with_its_networks(tmp_path: Path, capsys: Any) -> None:
