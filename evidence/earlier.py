@@ -100,7 +100,8 @@ def make_tables() -> dict[str, Any]:
     columns = ["tested on", "seeds", "difference, points", "said then", "commit, date", "weakness"]
     for k, reading in enumerate(found):
         table = tables.setdefault(subject(reading.claim), {"columns": columns, "rows": []})
-        table["rows"].append([reading.condition, reading.n, show_points(reading._asdict()), reading.verdict,
+        condition = reading.condition.replace("turned", "rotated")  # one word a thing, on all pages
+        table["rows"].append([condition, reading.n, show_points(reading._asdict()), reading.verdict,
                               f"{reading.commit[:7]}, {reading.date}", weakness(reading, found[k + 1 :])])
     for table in tables.values():
         table["rows"].sort(key=lambda row: row[0])
