@@ -17,6 +17,7 @@ import argparse
 import contextlib
 import functools
 import io
+import itertools
 import json
 import math
 import os
@@ -147,25 +148,34 @@ def loose_accuracies(text: str) -> list[str]:
     return [number for number in ACCURACY.findall(ROW.sub("", text)) if number not in known]
 
 
-INTERVAL = re.compile(r"\(([+−]?)(\d+\.(\d+)) to ([+−]?)(\d+\.\d+)(?:, (\w+) (?:seeds|sets))?\)")
+NUMBER = r"([+−]?)(\d+\.(\d+))"
+INTERVAL = re.compile(  # and the difference, where it stands right before
+    rf"(?:{NUMBER}(?: points)?,?(?: ahead| behind)?(?: on [a-z]+)? )?\({NUMBER} to ([+−]?)(\d+\.\d+)(?: points)?"
+    r"(?:, (\w+)(?: (?:seeds|sets)\b[^()]*)?)?\)")
 
 
 def loose_intervals(text: str, document: Json) -> list[str]:
     """The intervals in the sentences of a page, such as (+1.2 to +2.9, 10 seeds), that are those of no condition of the
-    claims. One without signs says by how much something is ahead or behind."""
+    claims, or stand after another difference than that condition's. One without signs says by how much something is
+    ahead or behind."""
     every = (*document["registered"], *document["claims"])
     conditions = [c for claim in every for c in claim["conditions"] if c.get("low") is not None]
+
+    def as_written(value: float, sign: str, decimals: str) -> str:
+        shown = format(100 * value if sign else abs(100 * value), f"{'+' if sign else ''}.{len(decimals)}f")
+        return shown.replace("-", "−")
+
     found = []
     for written in INTERVAL.finditer(" ".join(ROW.sub("", NO_SENTENCE.sub("", text)).split())):
-        sign, low, decimals, other_sign, high, n = written.groups()
+        its_sign, its, its_decimals, sign, low, decimals, other_sign, high, n = written.groups()
         ends = {sign + low, other_sign + high}
-        form = f"{'+' if sign else ''}.{len(decimals)}f"
-        known = [
-            {format(100 * (c[end] if sign else abs(c[end])), form).replace("-", "−") for end in ("low", "high")}
+        if not any(
+            ends == {as_written(c[end], sign, decimals) for end in ("low", "high")}
+            and n in (None, str(c["n"]))
+            and its in (None, as_written(c["difference"], its_sign, its_decimals or "").lstrip("+−"))
+            and its_sign in (None, "", as_written(c["difference"], "+", its_decimals or "")[0])
             for c in conditions
-            if n in (None, str(c["n"]))
-        ]
-        if ends not in known:
+        ):
             found.append(written[0])
     return found
 
@@ -270,11 +280,27 @@ def check_settings(document: Json, args: argparse.Namespace, settings: list[Any]
         (s.name, dict(s.values)) for s in settings
     ]:
         yield "its settings are not those of its command"
+    config = document["config"]
+    for flag, value in itertools.pairwise(shlex.split(args.command.partition(" -- ")[2])):
+        name = flag.removeprefix("--").replace("-", "_")
+        if flag.startswith("--") and not value.startswith("--") and name in config and not is_told(value, config[name]):
+            yield f"its command has {flag} {value}, its configuration {config[name]}"
     for name, entry in document["settings"].items():
         if sorted(run["seed"] for run in (*entry["runs"], *entry["failures"])) != sorted(document["seeds"]):
             yield f"setting {name}: its runs are not of its seeds"
         elif document["headline"] not in entry["runs"][0]["models"].get(document["reference"], {}):
             yield f"setting {name} has no {document['headline']} of {document['reference']}"
+
+
+def is_told(value: str, stored: Any) -> bool:
+    """Whether a stored setting is the value of a flag."""
+    if isinstance(stored, list):
+        told = re.split("[,:]", value)
+        return len(told) == len(stored) and all(map(is_told, told, stored))
+    try:
+        return stored is not None and float(value) == float(stored)
+    except ValueError:
+        return value == str(stored)
 
 
 def read_listed(where: str) -> Json | None:
@@ -294,11 +320,17 @@ def make_claims() -> Json:
 
 
 @functools.cache
+def claims_at(commit: str) -> str:
+    """The text of claims.py as it stood at a commit; empty where it stood nowhere."""
+    places = ("evidence/claims.py", "claims.py")
+    return next((text for place in places if (text := git("show", f"{commit}:{place}").stdout)), "")
+
+
+@functools.cache
 def listed_at(commit: str) -> set[claims.Condition]:
     try:
-        places = ("evidence/claims.py", "claims.py")  # as it stood at that commit
-        return claims.listed(next(text for place in places if (text := git("show", f"{commit}:{place}").stdout)))
-    except (StopIteration, SyntaxError, ValueError, TypeError):
+        return claims.listed(claims_at(commit))
+    except (SyntaxError, ValueError, TypeError):
         return set()
 
 
@@ -324,6 +356,11 @@ def check_registered(has_history: bool) -> Iterator[str]:
     of the searches, no value of which lies at an edge?"""
     if len(registered()) > claims.N_COMPARISONS:
         yield f"claims.py registers {len(registered())} comparisons, more than {claims.N_COMPARISONS}"
+    if has_history:
+        kept = {c._replace(name="") for c in (*registered(), *claims.WITHDRAWN)}
+        for commit in git("log", "--format=%H", "--", "evidence/claims.py").stdout.split():
+            for gone in sorted(claims.listed(claims_at(commit), ["REGISTERED"]) - kept):
+                yield f"{gone.metric} of {gone.file} was registered at {commit}, and is in neither list any more"
     for condition in registered():
         start, stop = map(int, condition.seeds.split(":"))
         if start < 2000 or stop - start < claims.MIN_REGISTERED or condition.looks != 1 or not condition.searches:
@@ -333,10 +370,11 @@ def check_registered(has_history: bool) -> Iterator[str]:
             yield from check_search(Path("results/search", file))
             if (comparison := read_listed(side.file)) is None:
                 continue
-            if has_history and not all(
-                condition._replace(name="") in listed_at(str(commit)) for commit in commits_of(comparison)
-            ):
-                yield f"results/{side.file} was run before claims.py registered all of {condition.name}"
+            for commit in commits_of(comparison) if has_history else ():
+                if condition._replace(name="") not in listed_at(str(commit)):
+                    yield f"results/{side.file} was run before claims.py registered all of {condition.name}"
+                if claims.level_of(claims_at(str(commit))) != (claims.ALPHA, claims.N_COMPARISONS):
+                    yield f"results/{side.file} was registered at another level than ALPHA / N_COMPARISONS"
             wanted, model = search.winner_of(read_result(Path("results/search", file)))
             found = next(iter(comparison["settings"].values()))["config"]
             if differ := differing(wanted, found, model.startswith("cnn")):
@@ -350,9 +388,9 @@ def differing(wanted: Any, found: Json, is_cnn: bool) -> list[str]:
     other: Sequence[str] = ("n_val",)  # a search tests on validation digits, and shares all settings of digits
     if hasattr(wanted, "cnn_lr"):
         own, other = (OF_CNNS, OF_CAPSULES) if is_cnn else (OF_CAPSULES, OF_CNNS)
-    names = found.keys() - {"seed", "data_dir", *other} | {*own}  # attacks have no viewpoints in their settings
+    names = plain(wanted).keys() - {"seed", "data_dir", *other} | {*own}
     return [name for name, value in plain(wanted).items()
-            if name in names and not is_same(found.get(name), json.loads(json.dumps(value)))]
+            if name in names and not (name in found and is_same(found[name], json.loads(json.dumps(value))))]
 
 
 def check_search(path: Path) -> Iterator[str]:
@@ -424,7 +462,7 @@ def report(check: bool, with_claims: bool) -> None:
             write_file(page, new.encode())
             print(f"{page}: {len(stale)} rewritten")
     if check:
-        for cached in (known_files, is_changed, is_ancestor, listed_at):
+        for cached in (known_files, is_changed, is_ancestor, claims_at, listed_at):
             cached.cache_clear()  # the tree may be another one than at the last call
         if why := unknown_history():
             print_message(f"warning: commits are not checked: {why}")

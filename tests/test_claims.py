@@ -202,7 +202,10 @@ SEARCHED = {"axes": [[0.001, 0.002, 0.004], [0, 1], [10, 20, 40]], "winner": [0.
         ({"config": {"cnn_lr": 1, "cnn_epochs": 1, "cnn_weight_decay": 1}}, None),
         ({"lacks": "em_iters"}, "f.json#a: em_iters of capsules is not that of"),
         ({"lacks": "cnn_epochs"}, "f.json#b: cnn_epochs of cnn_matched is not that of"),
+        ({"lacks": "dataset"}, "f.json#a: dataset of capsules is not that of"),
         ({"listed": "2000:2008"}, "was run before claims.py registered all of x"),
+        ({"most then": 25}, "f.json#a was registered at another level"),
+        ({"alpha then": 0.1}, "f.json#b was registered at another level"),
     ],
 )
 def test_a_registered_comparison_has_the_settings_of_its_searches(
@@ -231,6 +234,8 @@ def test_a_registered_comparison_has_the_settings_of_its_searches(
     monkeypatch.setattr(claims, "REGISTERED", (Claim("", "", "", (c, c)),))
     listed_then = {c._replace(name="", seeds=change.get("listed", seeds))}
     monkeypatch.setattr(report, "listed_at", lambda commit: listed_then)
+    level = f"ALPHA = {change.get('alpha then', 0.05)}\nN_COMPARISONS = {change.get('most then', claims.N_COMPARISONS)}"
+    monkeypatch.setattr(report, "claims_at", lambda commit: level)
     faults = list(report.check_registered(True))
     assert (faults == []) if complaint is None else any(complaint in fault for fault in faults), faults
 
@@ -260,7 +265,7 @@ def test_the_list_can_be_read_from_its_text() -> None:
     for those, first in zip(both, (200, 2000), strict=True):
         assert all(int(c.seeds.split(":")[0]) >= first for c in those)
     with pytest.raises(ValueError, match="malformed node"):
-        listed("x = Condition('a', open('b'))")
+        listed("CLAIMS = Condition('a', open('b'))")
 
 
 def test_a_run_from_before_its_comparison_was_listed_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -289,6 +294,25 @@ def test_a_run_from_before_its_comparison_was_listed_is_seen(tmp_path: Path, mon
     monkeypatch.setattr(report, "check_registered", lambda has_history: [has_history])
     for has_history, faults in ((True, [fault]), (False, [])):
         assert list(report.check_result(report.CLAIMS, has_history)) == [*faults, has_history]
+
+
+def test_a_comparison_that_was_registered_once_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("evidence").mkdir()
+    git("init", "-q")
+    one = "Condition('x', 'f.json', 'capsules', 'cnn', 'accuracy', '2000:2012')"
+    for those in (one, f"{one}, {one.replace('2012', '2024')}", one.replace("'x'", "'renamed'")):
+        Path("evidence/claims.py").write_text(f"REGISTERED = ({those},)\nCLAIMS = ({one.replace('f.json', 'g.json')},)")
+        git("add", ".")
+        git("commit", "-qm", "x")
+    monkeypatch.setattr(claims, "REGISTERED", ())
+    own = Condition("", "f.json", "capsules", "cnn", "accuracy", "2000:2012")
+    monkeypatch.setattr(claims, "WITHDRAWN", (own,))
+    [fault] = report.check_registered(True)  # the second commit's alone
+    middle = git("log", "--format=%H").split()[1]
+    assert fault == f"accuracy of f.json was registered at {middle}, and is in neither list any more"
+    monkeypatch.setattr(claims, "WITHDRAWN", (own, own._replace(seeds="2000:2024")))
+    assert list(report.check_registered(True)) == []
 
 
 # --- Earlier rounds ---------------------------------------------------------------------------------------------------

@@ -247,14 +247,19 @@ Between 0.222
 
 def test_intervals_in_sentences_are_those_of_the_claims() -> None:
     conditions = [
-        {"n": 10, "low": -0.0306, "high": -0.005},
-        {"n": 7, "low": 0.00041, "high": 0.0368},
-        {"n": 8, "low": -0.011, "high": 0.024}, {"condition": "x"}, {"n": 10, "low": None, "high": None},
+        {"n": 10, "difference": -0.0178, "low": -0.0306, "high": -0.005},
+        {"n": 7, "difference": 0.0186, "low": 0.00041, "high": 0.0368},
+        {"n": 8, "difference": 0.0065, "low": -0.011, "high": 0.024}, {"condition": "x"},
+        {"n": 10, "low": None, "high": None},
     ]
     claimed = {"registered": [{"conditions": conditions[:1]}], "claims": [{"conditions": conditions[1:]}]}
-    right = ["(−3.1 to −0.5)", "(0.5 to\n3.1)", "(−3.06 to −0.50, 10 seeds)", "(+0.0 to +3.7, 7 sets)"]
-    wrong = ["(+0.5 to +3.1)", "(−3.1 to −0.6)", "(0.5 to 3.1, 7 seeds)", "(0.5 to 3.1, ten seeds)", "(0.04 to 0.5)"]
-    right, wrong = [*right, "(−1.1 to +2.4)"], [*wrong, "(−1.1 to −2.4)"]
+    right = ["(−3.1 to −0.5)", "(0.5 to\n3.1)", "(−3.06 to −0.50, 10 seeds)", "(+0.0 to +3.7, 7 sets)",
+             "(−1.1 to +2.4)", "(0.5 to 3.1, 10)", "(−3.1 to −0.5 points, 10 seeds, 2.0 million parameters)",
+             "by 1.8 points (0.5 to 3.1)", "−1.8 (−3.1 to −0.5)", "1.8 points behind on heights (0.5 to 3.1)",
+             "trained at 7.5 degrees (0.5 to 3.1)"]
+    wrong = ["(+0.5 to +3.1)", "(−3.1 to −0.6)", "(0.5 to 3.1, 7 seeds)", "(0.5 to 3.1, ten seeds)", "(0.04 to 0.5)",
+             "(−1.1 to −2.4)", "(0.5 to 3.1, 7)", "(−3.1 to −0.5 points, 7 seeds, 2.0 million parameters)",
+             "1.9 points (0.5 to 3.1)", "+1.8 (−3.1 to −0.5)", "1.78 behind on heights (+0.0 to +3.7)"]
     text = " and ".join([*right, *wrong]) + "\n| (1.0 to 2.0) |\n`(1.0 to 2.0)`"
     assert report.loose_intervals(text, claimed) == wrong
 
@@ -372,6 +377,7 @@ PLANTED: list[tuple[tuple[Any, ...], Any, str]] = [  # where, the wrong value, t
     (("command",), COMPARE.replace("name r", "name s"), "its command writes results/fake/s.json"),
     (("command",), COMPARE + " --part x", "its command writes results/fake/r.json#x"),
     (("command",), COMPARE + " -- --arch x", "unrecognized arguments"),
+    (("command",), COMPARE + " -- --shift 0.2", "its command has --shift 0.2, its configuration 0.1"),
     (("command",), "python fake.py --out-json results/fake/r.json", "its command makes none"),
 ]
 
@@ -386,6 +392,16 @@ def test_planted_faults(page: Path, capsys: Capture) -> None:
         lines = faults(capsys)
         assert any(line.startswith("results/fake/r.json") and message in line for line in lines), lines
         assert all(line.startswith("results/fake/r.json") for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("told", "stored", "fits"),
+    [("0.1", 0.1, True), ("1e-1", 0.1, True), ("0.1", 0.2, False), ("10", 10, True), ("a", "a", True),
+     ("a", "b", False), ("0:60", [0.0, 60.0], True), ("0:60", [0.0, 61.0], False), ("a,b", ["a", "b"], True),
+     ("a,b", ["a"], False), ("0.1", None, False), ("a", 0.1, False)],
+)
+def test_what_a_flag_told_is_what_is_stored(told: str, stored: object, fits: bool) -> None:
+    assert report.is_told(told, stored) == fits
 
 
 def test_a_changed_number_a_wrong_part_and_what_is_no_result(page: Path, capsys: Capture) -> None:
