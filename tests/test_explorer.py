@@ -1233,11 +1233,12 @@ def test_a_slider_changes_the_digit_and_reset_undoes_it(page: Any) -> None:
     settled(page, lambda: pixels_of(page, "after") == before)
     set_offsets = """
         $("slider3").value = 0.2; $("slider3").dispatchEvent(new Event("input")); $("play5").click();
-        dimensions.offsets[5] = 0.11;
+        dimensions.playing.offset = 0.11;
         return stateText().match(/&n=([^&]*)/)?.[1];"""
     without = ",".join("20" if d == 3 else "0" for d in range(16))  # what plays
     assert page.execute_script(set_offsets) == without
-    page.execute_script("$('play5').click()")
+    page.execute_script("$('play5').click(); $('play3').click(); dimensions.playing.offset = -0.1; $('play3').click()")
+    assert text_of(page, "slider-value3") == "+0.20"  # as it was set before it was played
     digit = page.execute_script("return dimensions.digit")
     for iterations in range(1, 6):
         page.execute_script("setRouting(arguments[0], false)", iterations)
@@ -1565,6 +1566,12 @@ def test_a_link_shows_what_is_chosen_in_its_section(size: tuple[int, int], page:
         assert 0 <= top < bottom <= size[1], (state, top, bottom)
         assert on_top, state
         assert heading >= 0 or chosen in ("#walk", "#slider12"), (state, heading)  # farther below than one screen
+        if chosen == "#walk":  # its card begins in sight
+            top = "return document.querySelector('.agreement h3').getBoundingClientRect().top"
+            assert page.execute_script(top) >= 0
+    two = ",".join("25" if d in (1, 14) else "0" for d in range(16))
+    page.execute_script("scrollTo(0, 0); restore(arguments[0])", f"s=dimensions&k=4&n={two}")
+    assert page.execute_script("return $('slider1').getBoundingClientRect().top") >= 0  # the first of several
 
 
 @pytest.mark.parametrize("size", [(1280, 720), (390, 664)])
@@ -2324,9 +2331,10 @@ def test_a_touch_as_wide_as_a_palm_draws_nothing(page: Any) -> None:
         send("pointerup", 7, 150, 22);
         return drawing.strokes.map(({ points }) => points.length);"""
     page.execute_script("$('clear').click(); $('draw').setPointerCapture = () => {}")
-    assert page.execute_script(slide, [[150, 60], [170, 60]]) == [4]
-    assert page.execute_script(slide, [[150, 30], [170, 60]]) == [4, 4]  # it comes down slowly
-    assert page.execute_script(slide, [[150, 30], [170, 40]]) == [4, 4, 2]  # a finger: the other one does not join it
+    assert page.execute_script(slide, [[150, 200], [170, 200]]) == [4]
+    assert page.execute_script(slide, [[150, 30], [170, 200]]) == [4, 4]  # it comes down slowly
+    flat = [[150, 60], [170, 130], [190, 200]]  # a finger that is pressed: the other one does not join it
+    assert page.execute_script(slide, flat) == [4, 4, 3]
 
 
 @pytest.mark.parametrize(
@@ -2387,3 +2395,136 @@ def test_several_votes_are_seen_and_no_name_lies_on_them(page: Any) -> None:
         const shown = [...document.querySelectorAll("#arrows .walk")].map((e) => parseFloat(e.style.strokeWidth));
         return [shown.slice(0, FEW), few.map((i) => c[dimensions.digit * digits.result.size.length + i])];""")
     assert widths[0] == pytest.approx(np.clip(30 * np.array(widths[1]) - 1.5, 0.5, 10), abs=0.01)
+
+
+def test_a_stroke_under_the_pen_is_in_the_address(page: Any) -> None:
+    """A reload in the middle of it, or a call that ends the touch, loses no more than its last second."""
+    page.execute_script("$('clear').click(); remember()")
+    begin = """
+        penDown({ x: 20, y: 20 }, "keys"); link.saved = -1e6;
+        for (let k = 1; k < 6; k++) penTo({ x: 20 + 20 * k, y: 40 });
+        return [drawing.strokes.length, location.hash.slice(1) === stateText()];"""
+    n, is_saved = page.execute_script(begin)
+    assert n == 1
+    address = page.execute_script("return location.hash.slice(1)")
+    assert "d=" in address
+    assert not is_saved  # the rest within a second
+    page.execute_script("dispatchEvent(new PointerEvent('pointercancel'))")
+    assert page.execute_script("return location.hash.slice(1) === stateText()")
+    page.execute_script("penUp(); restore(arguments[0])", address)
+    assert page.execute_script("return drawing.strokes[0].points.length") == 2
+
+
+def test_a_held_key_draws_once_and_the_browsers_keys_are_its_own(page: Any) -> None:
+    press = """
+        const [id, key, more] = arguments;
+        const event = new KeyboardEvent("keydown", { key, bubbles: true, cancelable: true, ...more });
+        (id === "handle" ? document.querySelector("#plane .handle") : $(id)).dispatchEvent(event);
+        return event.defaultPrevented;"""
+    page.execute_script("$('clear').click()")
+    for repeat in (False, True, True, True):
+        assert page.execute_script(press, "draw", " ", {"repeat": repeat})  # the page does not scroll
+    assert page.execute_script("return [drawing.strokes.length, drawing.keys.down]") == [1, True]
+    page.execute_script("penUp(); drawing.keys.down = false")
+    for name in ("draw", "couplings", "view", "handle"):
+        state = "return [stateText(), drawing.keys.x]"
+        before = page.execute_script(state)
+        for modifier in ("altKey", "ctrlKey", "metaKey"):
+            assert not page.execute_script(press, name, "ArrowLeft", {modifier: True}), name
+        assert page.execute_script(state) == before, name
+        assert page.execute_script(press, name, "ArrowLeft", {}), name
+        assert page.execute_script(state) != before, name
+
+
+def test_the_first_button_alone_drags(page: Any) -> None:
+    send = """
+        const [id, moves] = arguments, node = $(id), { left, top, width, height } = node.getBoundingClientRect();
+        node.setPointerCapture = () => {};
+        for (const [type, x, button, buttons] of moves) {
+            node.dispatchEvent(new PointerEvent(type, { pointerId: 5, pointerType: "mouse", button, buttons,
+                bubbles: true, clientX: left + width / 2 + x, clientY: top + height / 2 }));
+        }
+        return [view.azimuth, drawing.strokes.at(-1)?.points.length ?? 0];"""
+    before = page.execute_script(send, "view", [])[0]
+    right = [("pointerdown", 0, 2, 2), ("pointermove", 40, -1, 2), ("pointerup", 40, 2, 0)]
+    assert page.execute_script(send, "view", right)[0] == before
+    lost = [("pointerdown", 0, 0, 1), ("pointermove", 20, -1, 1), ("pointermove", 60, -1, 0),
+            ("pointermove", 90, -1, 1)]
+    turned = page.execute_script(send, "view", lost)[0]
+    page.execute_script(send, "view", [("pointerdown", 0, 0, 1), ("pointermove", 20, -1, 1), ("pointerup", 20, 0, 0)])
+    assert turned != before
+    again = page.execute_script(send, "view", [])[0]
+    assert (again - turned) % 360 == pytest.approx((turned - before) % 360)  # the button was let go after 20 pixels
+    page.execute_script("$('clear').click()")
+    assert page.execute_script(send, "draw", lost)[1] == 2
+
+
+def test_a_damaged_link_is_told_until_something_is_done(page: Any) -> None:
+    tell_of = "return [link.damaged, $('failure').hidden]"
+    page.execute_script("restore('x=none')")
+    page.execute_script("""
+        const send = (node, event) => node.dispatchEvent(event), bubbles = true;
+        const heading = document.querySelector("h2");
+        for (const type of ["pointerdown", "pointerup", "scroll"]) send(heading, new Event(type, { bubbles }));
+        for (const key of ["Tab", "Alt", "Control"]) send($("clear"), new KeyboardEvent("keydown", { key, bubbles }));
+        send(document.body, new KeyboardEvent("keydown", { key: "PageDown", bubbles }));""")
+    time.sleep(0.5)
+    assert page.execute_script(tell_of) == [True, False]
+    page.find_element("id", "next-example").click()
+    settled(page, lambda: page.execute_script(tell_of) == [False, True])
+
+
+def test_a_double_click_in_the_tour_is_meant_once(page: Any) -> None:
+    from selenium.webdriver.common.action_chains import ActionChains
+
+    show_as(page, 1280, 720)
+    page.execute_script("scrollTo(0, 0)")
+    page.find_element("id", "start-tour").click()
+    ActionChains(page).double_click(page.find_element("id", "tour-next")).perform()
+    assert text_of(page, "tour-text").startswith("1 of ")
+    assert text_of(page, "tour-next") == "Next"
+    time.sleep(0.6)
+    page.find_element("id", "tour-next").click()
+    assert text_of(page, "tour-text").startswith("2 of ")
+    held = page.execute_script("""
+        const event = new KeyboardEvent("keydown", { key: "Enter", repeat: true, bubbles: true, cancelable: true });
+        $("tour-next").dispatchEvent(event);
+        return event.defaultPrevented;""")
+    assert held
+    page.execute_script("restore('hide=tray'); $('start-tour').click()")
+    page.execute_script("for (let k = 0; k < 3; k++) $('tour-next').click()")
+    assert "Where the two differ" not in text_of(page, "tour-text")
+    page.execute_script("$('tour-end').click(); restore('')")
+
+
+@pytest.mark.parametrize("width", [800, 900, 960, 1024])
+def test_large_type_leaves_room_for_bars_and_words(width: int, page: Any) -> None:
+    show_as(page, width, 600)
+    page.execute_script("restore('big=1')")
+    drawn(page)
+    bars, over, lengths, plane = page.execute_script("""
+        const tracks = [...document.querySelectorAll("#viewpoint .small-bar > :nth-child(2)")];
+        const rows = [...document.querySelectorAll("#viewpoint .small-bar")];
+        const scale = (svg) => svg.getBoundingClientRect().width / svg.viewBox.baseVal.width;
+        const size = (svg) => scale(svg) * parseFloat(getComputedStyle(svg.querySelector("text")).fontSize);
+        return [Math.min(...tracks.map((e) => e.getBoundingClientRect().width)),
+            Math.max(...rows.map((e) => e.scrollWidth - e.clientWidth)), size($("lengths")), size($("plane"))];""")
+    assert bars >= 48
+    assert over <= 0
+    assert lengths >= 11.5
+    assert plane >= 9
+    page.execute_script("restore('')")
+
+
+def test_a_small_drawing_beside_a_large_one_is_told_in_words_that_fit(page: Any) -> None:
+    page.execute_script("""
+        $("clear").click();
+        for (const [layer, side] of [[0, 20], [1, 160]]) {
+            selectLayer(layer); penDown({ x: 40, y: 40 }, "t");
+            for (const to of [{ x: 40 + side, y: 40 }, { x: 40 + side / 2, y: 40 + side }]) penTo(to);
+            penUp();
+        }
+        setRouting(5, false); updateDigits();""")
+    assert page.execute_script("return [digits.small.length, digits.found.length]") == [1, 1]
+    assert "left out of the image" in page.execute_script("return $('why-text').textContent")
+    page.execute_script("restore('x=1')")

@@ -143,12 +143,13 @@ const models = { digits: null, pool: null, capsules: null, cnn: null };
 
 // -------------------------------------------------------------------------------------------- 1. drawing: the two layers
 
+const isBrowsers = ({ altKey, ctrlKey, metaKey }) => altKey || ctrlKey || metaKey; // a key that is the browser's own
 const ZOOM = 8; // pixels of a layer for one of the network
 const LAYER_SIDE = SIDE * ZOOM;
 const PEN = 3 * ZOOM;
 const MNIST_BOX = 20; // pixels, of the longer side of a digit
 const LEAST_BOX = MNIST_BOX / 2; // a drawing that is smaller becomes a blob when it is scaled
-const PALM = { wide: 50, after: 10_000 }; // CSS pixels, from which a touch is a palm's; ms after a stylus in which all are
+const PALM = { wide: 180, after: 10_000 }; // CSS pixels, from which a touch is a palm's: a flat finger has up to 130; ms after a stylus in which all are
 const MAX_OFFSET = 1.5; // pixels from the middle, so that two digits are no farther apart than in training
 const STEPS = 4096; // of a coordinate in a link, over twice the canvas: a stroke may leave it by half a side
 
@@ -248,11 +249,13 @@ function penTo(place) {
   if (isFar(place, pen.from)) pen.rests = false;
   if (Math.hypot(to.x - pen.at.x, to.y - pen.at.y) < (pen.begun ? ZOOM / 4 : ZOOM)) return;
   if (!pen.begun) beginStroke();
-  drawing.strokes.at(-1).points.push(to);
-  ink(drawing.layer, pen.at, to);
+  const { layer, points } = drawing.strokes.at(-1);
+  points.push(to);
+  ink(layer, pen.at, to); // its own, where another finger has chosen the other colour
   pen.at = to;
   soon(paintDrawing); // ink first, the networks after it
   afterPaint(updateDigits);
+  if (performance.now() - link.saved > 1000) remember(); // where the page is left with the pen down
 }
 function penUp() {
   drawing.pen = null;
@@ -369,7 +372,8 @@ function setUpDrawing() {
       penDown(from, id, "touch");
     }
     if (drawing.pen?.id !== event.pointerId) return;
-    if (isPalm(event)) return penAway(); // which has come down
+    if (event.pointerType === "mouse" && !event.buttons) return penUp(); // let go where the page did not see it
+    if (drawing.pen.rests && isPalm(event)) return penAway(); // which has come down: what draws is none
     const parts = event.getCoalescedEvents?.() ?? [];
     for (const part of parts.length ? parts : [event]) penTo(position(part));
   });
@@ -380,7 +384,9 @@ function setUpDrawing() {
   canvas.addEventListener("keydown", (event) => {
     const keys = drawing.keys;
     const within = (x) => Math.min(LAYER_SIDE - PEN / 2, Math.max(PEN / 2, x));
+    if (isBrowsers(event)) return;
     if (event.key === " ") {
+      if (event.repeat) return event.preventDefault();
       keys.down = !keys.down;
       if (keys.down) penDown(keys, "keys");
       else penUp();
@@ -612,7 +618,7 @@ function showWhy() {
   if (isEmpty()) return;
   const cleared = labels[drawing.example]?.filter((_, k) => !drawing.kept[k]) ?? [];
   if (drawing.example >= 0 && !hides("answers")) text.append(`The test image was made of ${labels[drawing.example].map((j) => `${article(j)} ${j}`).join(" and ")}${cleared.length ? `; you cleared the ${cleared[0]}` : ""}. `);
-  text.append(!isRuled() && !digits.reasons.length ? `Shown are the two longest capsules: no rule says how many digits there are but after ${about.digits.config.iterations} iterations of routing, as in training.` : digits.reasons.length
+  text.append(!isRuled() && !digits.reasons.length && !digits.small.length ? `Shown are the two longest capsules: no rule says how many digits there are but after ${about.digits.config.iterations} iterations of routing, as in training.` : digits.reasons.length
     ? `The capsules find no digit: ${digits.reasons.join(", and ")}.${hides("answers") ? "" : ` The longest are ${digits.named.join(" and ")}.`}` : digits.small.length
     ? `One drawing is ${boxOf(digits.small[0]).toFixed(1)} of ${SIDE} pixels large, less than ${LEAST_BOX}: scaled to the size of a digit it would be a blob, and is left out of the image.`
     : `The second redrawn digit${hides("answers") ? "" : `, ${article(b)} ${b},`} ${digits.share < 0 ? `adds ${share} to` : `removes ${share} of`} the squared error that the first leaves. ${digits.found.length === 2 ? "It is found, as it removes at least" : "It is not found, as it removes less than"} ${asked}.`);
@@ -934,7 +940,7 @@ function setUpAnswer() {
   });
   const steps = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] };
   canvas.addEventListener("keydown", (event) => {
-    if (!steps[event.key]) return;
+    if (!steps[event.key] || isBrowsers(event)) return;
     event.preventDefault();
     const cell = Math.floor(formula.shown / types);
     chooseCell(Math.floor(cell / side) + steps[event.key][0], (cell % side) + steps[event.key][1]);
@@ -955,8 +961,9 @@ const dimensions = {
   digit: 0,
   chosen: null, // the class that the person chose; null: the longest capsule's
   offsets: new Float32Array(D),
-  playing: null, // { d, start } while a number is played
+  playing: null, // { d, start, offset } while a number is played
 };
+const offsetOf = (d) => (dimensions.playing?.d === d ? dimensions.playing.offset : dimensions.offsets[d]);
 
 function chooseCapsule(j) {
   dimensions.chosen = dimensions.digit = j;
@@ -969,7 +976,7 @@ function chooseCapsule(j) {
 
 function changedCapsule() {
   const capsule = capsuleOf(routed(), dimensions.digit);
-  return capsule.map((value, d) => value + dimensions.offsets[d]);
+  return capsule.map((value, d) => value + offsetOf(d));
 }
 
 // All of the section, after another capsule or picture.
@@ -1008,8 +1015,8 @@ function updateDimensions() {
 function updateSliders() {
   paint($("after"), [Networks.decoder(models.digits, changedCapsule(), dimensions.digit)], [WHITE], SIDE);
   for (let d = 0; d < D; d++) {
-    $(`slider${d}`).value = dimensions.offsets[d];
-    $(`slider-value${d}`).textContent = signed(dimensions.offsets[d]);
+    $(`slider${d}`).value = offsetOf(d);
+    $(`slider-value${d}`).textContent = signed(offsetOf(d));
   }
 }
 
@@ -1018,7 +1025,6 @@ function stopPlaying() {
   const button = $(`play${dimensions.playing.d}`);
   button.setAttribute("aria-pressed", "false");
   button.textContent = "▶";
-  dimensions.offsets[dimensions.playing.d] = 0;
   dimensions.playing = null;
 }
 
@@ -1026,7 +1032,7 @@ function play(d) {
   const same = dimensions.playing?.d === d;
   stopPlaying();
   if (!same) {
-    dimensions.playing = { d, start: performance.now() };
+    dimensions.playing = { d, start: performance.now(), offset: 0 };
     $(`play${d}`).setAttribute("aria-pressed", "true");
     $(`play${d}`).textContent = "■";
     requestAnimationFrame(playFrame);
@@ -1036,8 +1042,8 @@ function play(d) {
 
 function playFrame(time) {
   if (!dimensions.playing) return;
-  const { d, start } = dimensions.playing;
-  dimensions.offsets[d] = Number($("range").value) * Math.sin((Math.max(0, time - start) / 2400) * 2 * Math.PI);
+  const { start } = dimensions.playing;
+  dimensions.playing.offset = Number($("range").value) * Math.sin((Math.max(0, time - start) / 2400) * 2 * Math.PI);
   updateSliders();
   requestAnimationFrame(playFrame);
 }
@@ -1083,11 +1089,15 @@ function setUpDimensions() {
 function setUpDrag(node, begin, move) {
   let [id, held] = [null, null];
   node.addEventListener("pointerdown", (event) => {
-    if (id !== null || (held = begin(event)) === null) return;
+    if (id !== null || event.button !== 0 || (held = begin(event)) === null) return;
     node.setPointerCapture(event.pointerId);
     id = event.pointerId;
   });
-  node.addEventListener("pointermove", (event) => { if (event.pointerId === id) move(event, held); });
+  node.addEventListener("pointermove", (event) => {
+    if (event.pointerId !== id) return;
+    if (event.pointerType === "mouse" && !event.buttons) id = null; // let go where the page did not see it
+    else move(event, held);
+  });
   for (const end of ["pointerup", "pointercancel", "lostpointercapture"]) {
     node.addEventListener(end, (event) => { if (event.pointerId === id) id = null; });
   }
@@ -1318,7 +1328,7 @@ function setUpView() {
   });
   const steps = { ArrowLeft: [-5, 0], ArrowRight: [5, 0], ArrowUp: [0, -5], ArrowDown: [0, 5] };
   canvas.addEventListener("keydown", (event) => {
-    if (!steps[event.key]) return;
+    if (!steps[event.key] || isBrowsers(event)) return;
     event.preventDefault();
     setView(view.azimuth + steps[event.key][0], view.elevation + steps[event.key][1]);
   });
@@ -1450,7 +1460,7 @@ function setUpPlane() {
     shape(handle, "text", { "text-anchor": "middle", y: -12, class: "strong" }, `${(n >> 1) + 1}${PLANE.names[n % 2]}`);
     handle.addEventListener("keydown", (event) => {
       const step = { ArrowLeft: [-0.2, 0], ArrowRight: [0.2, 0], ArrowUp: [0, 0.2], ArrowDown: [0, -0.2] }[event.key];
-      if (!step) return;
+      if (!step || isBrowsers(event)) return;
       event.preventDefault();
       move(n, plane.votes[2 * n] + step[0], plane.votes[2 * n + 1] + step[1]);
     });
@@ -1488,7 +1498,7 @@ const PARTS = new Set([...document.querySelectorAll("[data-part]")].flatMap((e) 
 const DETAILS = [...document.querySelectorAll("details")].map(({ id }) => id); // explanations that open
 const lesson = { only: [], hide: [] }; // sections and parts, by name
 const hides = (part) => lesson.hide.includes(part);
-const link = { damaged: false, held: false, timer: 0, shown: 0, copied: null, copies: 0 }; // copied: the section whose link was copied, until the page is scrolled
+const link = { damaged: false, held: false, timer: 0, saved: 0, shown: 0, copied: null, copies: 0 }; // copied: the section whose link was copied, until the page is scrolled
 
 function drawingText() {
   const letters = (x) => LETTERS[stepOf(x) >> 6] + LETTERS[stepOf(x) & 63];
@@ -1520,7 +1530,7 @@ function sectionInSight() {
 }
 
 function stateText() {
-  const offsets = [...dimensions.offsets].map((x, d) => (dimensions.playing?.d === d ? 0 : Math.round(100 * x)));
+  const offsets = [...dimensions.offsets].map((x) => Math.round(100 * x));
   const state = {
     v: VERSION, s: link.copied ?? sectionInSight(), c: drawing.layer, t: digits.iteration, e: Number(digits.even), f: Number($("fit").checked),
     k: dimensions.chosen ?? "", i: digits.child ?? "", g: $("range").value,
@@ -1540,7 +1550,8 @@ function stateText() {
 function remember() {
   const text = `#${stateText()}`;
   const isTour = "tour" in document.documentElement.dataset; // which gives back what was before
-  if (!link.damaged && !drawing.pen && !isTour && text !== location.hash) history.replaceState(null, "", text);
+  link.saved = performance.now();
+  if (!link.damaged && !isTour && text !== location.hash) history.replaceState(null, "", text);
 }
 function rememberSoon() {
   clearTimeout(link.timer);
@@ -1646,11 +1657,10 @@ function setType() {
 
 // What a person has chosen in a section, if anything.
 function choiceOf(id) {
-  const changed = dimensions.offsets.findIndex(Boolean);
   if (id === "digits" && dimensions.chosen !== null) return $(`bar${dimensions.chosen}`);
   if (id === "routing" && digits.child !== null) return $("couplings");
-  if (id === "routing" && dimensions.chosen !== null) return $("walk");
-  if (id === "dimensions") return changed < 0 ? $("picker") : $(`slider${changed}`).parentNode;
+  if (id === "routing" && dimensions.chosen !== null) return document.querySelector(".agreement"); // with its heading
+  if (id === "dimensions") return [...$("sliders").children].find((_, d) => dimensions.offsets[d]) ?? $("picker"); // the topmost
   return { em: $("plane"), viewpoint: $("view") }[id];
 }
 
@@ -1664,6 +1674,9 @@ function scrollToSection(id, behavior) {
   (id === SECTIONS[0] ? document.body : $(`${id}-title`)).scrollIntoView({ behavior });
   if (behavior === "instant") choiceOf(id)?.scrollIntoView({ behavior, block: "nearest" });
 }
+
+const CONTROLS = "canvas, svg, input, select, button, summary, label, a[href]";
+const PASSING = ["Tab", "Shift", "Control", "Alt", "Meta"]; // keys that change nothing
 
 function setUpLink() {
   for (const anchor of document.querySelectorAll("a[href^='#']")) { // the address is that of the state
@@ -1681,11 +1694,18 @@ function setUpLink() {
   }
   addEventListener("scroll", () => { link.copied = null; });
   addEventListener("hashchange", ({ newURL }) => { link.closeTour(); restore(new URL(newURL).hash.slice(1), true); });
-  for (const type of ["pointerdown", "keydown"]) addEventListener(type, () => { link.damaged = false; $("copied").hidden = true; }, true);
+  for (const type of ["pointerdown", "keydown"]) {
+    addEventListener(type, ({ target, key }) => {
+      $("copied").hidden = true;
+      if (target.closest?.(CONTROLS) && !PASSING.includes(key)) link.damaged = false;
+    }, true);
+  }
   addEventListener("pointerdown", () => { link.held = true; }, true);
   for (const end of ["pointerup", "pointercancel"]) addEventListener(end, () => { link.held = false; }, true);
-  for (const type of ["input", "click", "keyup", "scroll", "pointerup"]) addEventListener(type, rememberSoon);
-  addEventListener("pointerup", remember); // at once: a stroke is not lost where the page is left
+  for (const type of ["input", "click", "keyup", "scroll"]) addEventListener(type, rememberSoon);
+  for (const end of ["pointerup", "pointercancel"]) { // at once, too: a stroke is not lost where the page is left
+    for (const save of [remember, rememberSoon]) addEventListener(end, save);
+  }
   for (const id of DETAILS) $(id).addEventListener("toggle", rememberSoon);
   $("big").addEventListener("change", setType);
   $("section-names").textContent = SECTIONS.join(", ");
@@ -1700,7 +1720,7 @@ async function copyLink(id) {
   const text = `#${stateText()}`;
   const isTour = "tour" in document.documentElement.dataset;
   if (!isTour) history.replaceState(null, "", text); // else that of before it
-  const holds = `The link holds ${drawing.example < 0 ? "your drawing" : "this test image"}, every setting and the section “${$(`${id}-title`).textContent}”.`;
+  const holds = `The link holds ${drawing.example < 0 ? "your drawing" : `this test image${drawing.strokes.length ? " with your drawing" : ""}`}, every setting and the section “${$(`${id}-title`).textContent}”.`;
   const elsewhere = location.protocol === "file:" ? " Your page is a file: others put the part from # behind the address of their own copy." : "";
   $("copied").hidden = false;
   try {
@@ -1723,7 +1743,7 @@ const TOUR = [
     answer: () => `${$("answer").textContent} A capsule is a small group of numbers for one thing. Its length should say whether the thing is there.` },
   { about: "bars", next: "bar0", needs: "cnn answers", hidden: "#cnn-answer, .bar .thin", before: () => showExample(about.digits.nExamples),
     question: "A plain CNN looks at the same image. Will it classify both digits correctly, as the capsules do?",
-    answer: "No: the thin bars are its probabilities, and the two highest are not both right. On other images it is the CNN alone that is right: see “Where the two differ” below." },
+    answer: () => `No: the thin bars are its probabilities, and the two highest are not both right. On other images it is the CNN alone that is right${hides("tray") ? "" : ": see “Where the two differ” below"}.` },
   { about: "recons", next: "next-example", place: "middle", hidden: "#recons figure", before: () => showExample(about.digits.nExamples),
     question: "From sixteen numbers a capsule can redraw its digit. Will each redrawn image hold one digit or both?",
     answer: "One each here, in the colours of the digits. “Next” shows other test images, not all of which come apart." },
@@ -1750,7 +1770,7 @@ function grownText() {
   return `The two longest capsules${hides("answers") ? "" : `, ${pair.join(" and ")},`} have changed by ${pair.map((j) => signed(grown(j))).join(" and ")}. The other eight have changed by ${signed(Math.min(...others))} to ${signed(Math.max(...others))}. Move the slider, and watch the lengths.`;
 }
 
-const TWICE = 500; // ms, between the two presses of a key that is meant once
+const TWICE = 500; // ms, between two presses that are meant as one
 
 function setUpTour() {
   const tour = $("tour");
@@ -1810,7 +1830,14 @@ function setUpTour() {
     tour.hidden = false;
     show(0);
   });
-  $("tour-next").addEventListener("click", () => (step + 1 < 2 * steps.length ? show(step + 1) : end()));
+  let pressed = -Infinity; // ms
+  $("tour-next").addEventListener("click", ({ detail, timeStamp }) => {
+    if (detail > 0 && timeStamp - pressed < TWICE) return; // a double click is meant once
+    pressed = timeStamp;
+    if (step + 1 < 2 * steps.length) show(step + 1);
+    else end();
+  });
+  tour.addEventListener("keydown", (event) => { if (event.repeat && event.key === "Enter") event.preventDefault(); });
   $("tour-back").addEventListener("click", () => show(Math.max(0, 2 * ((step - 1) >> 1))));
   $("tour-end").addEventListener("click", end);
   addEventListener("keydown", (event) => { if (event.key === "Escape" && !tour.hidden) end(); });
