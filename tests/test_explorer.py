@@ -2311,7 +2311,7 @@ def test_a_palm_after_a_stylus_draws_nothing(page: Any) -> None:
                 clientX: left + x, clientY: top + x, bubbles: true }));
         }
         return drawing.strokes.length;"""
-    page.execute_script("$('clear').click(); $('draw').setPointerCapture = () => {}")
+    page.execute_script("$('clear').click(); drawing.penSeen = -Infinity; $('draw').setPointerCapture = () => {}")
     assert [page.execute_script(touch, kind) for kind in ("touch", "pen", "touch")] == [1, 2, 2]
     page.execute_script("drawing.penSeen = performance.now() - 9000")  # it thinks, and rests its hand
     assert page.execute_script(touch, "touch") == 2
@@ -2330,7 +2330,7 @@ def test_a_touch_as_wide_as_a_palm_draws_nothing(page: Any) -> None:
         send("pointerup", 8, 100, 22);
         send("pointerup", 7, 150, 22);
         return drawing.strokes.map(({ points }) => points.length);"""
-    page.execute_script("$('clear').click(); $('draw').setPointerCapture = () => {}")
+    page.execute_script("$('clear').click(); drawing.penSeen = -Infinity; $('draw').setPointerCapture = () => {}")
     assert page.execute_script(slide, [[150, 200], [170, 200]]) == [4]
     assert page.execute_script(slide, [[150, 30], [170, 200]]) == [4, 4]  # it comes down slowly
     flat = [[150, 60], [170, 130], [190, 200]]  # a finger that is pressed: the other one does not join it
