@@ -38,7 +38,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from evidence.report import read_result
-from smallnorb_novel_viewpoint import Parser, UserError, int_in, one_line, print_message, script, write_file
+from smallnorb_novel_viewpoint import Parser, UserError, int_in, one_line, path_of, print_message, script, write_file
 from support.experiment import ROOT, RUN_FLAGS, code_files, parse_flags, require_writable, run_command, script_path
 from support.result_tables import paired_table, rows_table, seeds_table
 from support.results import environment, git_commit, parse_json, save_result
@@ -310,10 +310,12 @@ def store_document(path: Path, part: str | None, document: Json) -> None:
 
 
 def require_own(args: argparse.Namespace) -> None:
-    """Raises UserError where the file, or the part of it, is of another command: --resume alone may go on from it."""
+    """Raises UserError where the file, or the part of it, is of another command; with --resume, of an experiment."""
     found = read_result(args.out) if args.out.exists() else {}
-    command = (found.get("parts", {}).get(args.part, {}) if args.part else found).get("command", args.command)
-    if command != args.command and not args.resume:
+    found = found.get("parts", {}).get(args.part, {}) if args.part else found
+    command = found.get("command", args.command)
+    is_own = found.get("experiment", args.script.stem) == args.script.stem if args.resume else command == args.command
+    if not is_own:
         raise UserError(f"{args.out} is of another command, {command}: name another file by --out, or remove it")
 
 
@@ -346,7 +348,7 @@ def describe(document: Json) -> str:
 
 def seed_list(text: str) -> list[int]:
     """0:3 (as in Python, without the end), 0,1,2, or both."""
-    found = [re.fullmatch(r"(\d{1,9})(?::(\d{1,9}))?", part) for part in text.split(",")]
+    found = [re.fullmatch(r"(\d{1,10})(?::(\d{1,10}))?", part) for part in text.split(",")]
     seeds = [n for part in found if part for n in range(int(part[1]), int(part[2] or int(part[1]) + 1))]
     if not all(found) or not seeds or len(set(seeds)) < len(seeds):
         raise argparse.ArgumentTypeError(f"{text!r} is neither START:STOP nor a list of seeds such as 0,1,2")
@@ -396,7 +398,7 @@ def make_parser() -> argparse.ArgumentParser:
     add = parser.add_argument_group("output").add_argument
     add("--name", type=word, help="Name of the file. Default: the seeds, or the swept flags.")
     add("--part", type=word, metavar="NAME", help="Write this part of the file, and keep its other parts.")
-    add("--out", type=Path, metavar="FILE", help="File of the result. Default: results/EXPERIMENT/NAME.json.")
+    add("--out", type=path_of, metavar="FILE", help="File of the result. Default: results/EXPERIMENT/NAME.json.")
     add("--keep-history", action="store_true", help="Store the values of every epoch too.")
     add("--keep-seconds", action="store_true", help="Store training times too, which differ from call to call.")
     add = parser.add_argument_group("how it runs").add_argument

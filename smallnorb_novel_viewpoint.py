@@ -1004,11 +1004,19 @@ def one_line(error: object, limit: int = 200) -> str:
     return text if len(text) <= limit else f"{text[: limit // 2]}…{text[-(limit // 2 - 1) :]}"
 
 
+CLEAR = "\r\x1b[K"  # the line of a terminal
+
+
+def is_terminal() -> bool:
+    """Whether stderr shows a bar that moves."""
+    return sys.stderr is not None and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+
+
 def print_message(text: str, end: str = "\n") -> None:
-    """Print to stderr, if there is one that can be written to."""
+    """Print to stderr, if there is one that can be written to; in place of a bar."""
     if sys.stderr is not None:  # print would take stdout instead
         with contextlib.suppress(OSError):
-            print(text, end=end, file=sys.stderr, flush=True)
+            print(f"{CLEAR * is_terminal()}{text}", end=end, file=sys.stderr, flush=True)
 
 
 def from_data(module: str) -> Any:
@@ -1023,7 +1031,7 @@ def write_file(path: Path, content: bytes | None) -> None:
     """Whole or not at all; or in its place where that cannot be replaced, as a file that is mounted by itself. None
     tries whether it could be written. Makes the folder. Raises UserError."""
     target = Path(os.path.realpath(path))
-    temporary = target.with_name(f".{target.name}.tmp")
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")  # its own, where two runs write the same file
     try:
         if target.exists() and not target.is_file():
             raise OSError("it is no regular file")  # such as /dev/null, which would be replaced
@@ -1068,8 +1076,11 @@ def require_own_outputs(experiment: str, config: Any, options: Any) -> None:
             of = "something else"
         if of != experiment:
             raise UserError(f"{path} is there, and is of {of}: name another file")
-        known = [name for name, value in vars(config).items() if value not in (None, "auto")]  # before any data are
-        require_same(path, saved, config, known, options.resume)
+        known = [name for name, value in vars(config).items() if value not in (None, "auto", "", (), {})]  # before data
+        require_same(path, saved, config, known, options.resume, whole=path == options.out_json)
+        held = set(header["models"])
+        if path == options.checkpoint and (others := held - set(getattr(options, "models", held))):
+            raise UserError(f"{path} holds {', '.join(sorted(others))} too: --resume keeps what it holds")
 
 
 def plain(config: Any) -> dict[str, Any]:
@@ -1082,12 +1093,16 @@ def from_json(config: type[C], content: Mapping[str, Any]) -> C:
     return config(**{name: tuple(v) if isinstance(v, list) else v for name, v in content.items()})
 
 
-def require_same(path: Path, saved: Any, asked: Any, names: Collection[str], may_be_longer: bool = False) -> None:
-    """Raises UserError where a file's configuration and another differ in a field of ``names`` that is not ``free``.
-    More epochs than the file has are no difference where the other ``may_be_longer``."""
+def require_same(
+    path: Path, saved: Any, asked: Any, names: Collection[str], may_be_longer: bool = False, whole: bool = False
+) -> None:
+    """Raises UserError where a file's configuration and another differ in a field of ``names`` that is not ``free``,
+    where they are compared ``whole`` in any but the folder. More epochs than the file has are no difference where the
+    other ``may_be_longer``."""
     for field in dataclasses.fields(saved):
         old, new, it = getattr(saved, field.name), getattr(asked, field.name), field.metadata.get("it")
-        differs = field.name in names and old != new and not (it and it.free)
+        is_free = it and it.free and (not whole or field.name == "data_dir")
+        differs = field.name in names and old != new and not is_free
         if differs and not (may_be_longer and field.name.endswith("epochs") and new > (old or 0)):
             what = flag_of(field.name) if it else f"other {field.name.replace('_', ' ')}:"
             raise UserError(f"{path} was made with {what} {text_of(old)}, not {text_of(new)}")
@@ -1125,7 +1140,12 @@ class TrainState:
             self.sums[key] = self.sums.get(key, 0.0) + weight * loss
 
     def end_epoch(self, weight: float, metrics: Mapping[str, float]) -> None:
-        """Append the sums divided by their total ``weight``, and the metrics, to the history."""
+        """Append the sums divided by their total ``weight``, and the metrics, to the history. Raises UserError where a
+        metric is not finite."""
+        for key, value in metrics.items():
+            if not math.isfinite(value):
+                where = f"epoch {len(self.history.get('train_loss', ())) + 1}, step {self.step}"
+                raise UserError(f"{self.name}: {key} became {value} after {where}; try a smaller learning rate")
         self.append({key: total / weight for key, total in self.sums.items()} | dict(metrics))
         self.sums = {}
 
@@ -1287,8 +1307,11 @@ class Session:
     def show(self, line: str, epoch_ended: bool = False) -> None:
         if self.options.quiet or sys.stderr is None:
             return
-        if sys.stderr.isatty():
-            print_message(f"\r\x1b[K{line[:100]}", end="")  # it replaces the line before, and vanishes at the end
+        if is_terminal():
+            width = 80
+            with contextlib.suppress(OSError, ValueError):
+                width = os.get_terminal_size(sys.stderr.fileno()).columns or width
+            print_message(line[: width - 1], end="")  # it replaces the line before, and vanishes at the end
         elif epoch_ended:
             print_message(line)
 
@@ -1308,10 +1331,12 @@ def result_document(
 
 
 def report(result: dict[str, Any], table: str, options: Any, states: Mapping[str, Any]) -> None:
-    """Print the table, then write the result. Raises UserError where that fails, or a checkpoint's writing did."""
-    print(table, flush=True)
-    if options.out_json:
-        write_file(options.out_json, (json.dumps(result, indent=1) + "\n").encode())
+    """Print the table, then write the result. Raises OSError where one fails, or a checkpoint's writing did."""
+    try:
+        print(table, flush=True)
+    finally:  # where nobody reads the table, too
+        if options.out_json:
+            write_file(options.out_json, (json.dumps(result, indent=1) + "\n").encode())
     if unsaved := [state.unsaved for state in states.values() if state.unsaved]:
         raise UserError(unsaved[-1])
 
@@ -1329,6 +1354,11 @@ def script(main: Callable[[Sequence[str]], None]) -> Callable[..., int]:
         with contextlib.ExitStack() as stack:
             with contextlib.suppress(ValueError):  # outside of the main thread signals are not ours
                 stack.callback(signal.signal, signal.SIGTERM, signal.signal(signal.SIGTERM, terminate))
+            stack.enter_context(np.errstate(divide="warn", over="warn", under="ignore", invalid="warn"))  # numpy's own
+            out: Any = sys.stdout
+            with contextlib.suppress(AttributeError, ValueError):  # a terminal that lacks a letter shows its number
+                stack.callback(out.reconfigure, errors=out.errors)
+                out.reconfigure(errors="backslashreplace")
             try:
                 main(argv)
                 if sys.stdout is not None:
@@ -1341,7 +1371,8 @@ def script(main: Callable[[Sequence[str]], None]) -> Callable[..., int]:
                 print_message(f"{program}: error: {one_line(error, 300)} (--help-all shows every flag)")
                 return 2
             except (OSError, MemoryError) as error:
-                if getattr(error, "errno", None):  # stdout is full or closed: Python would try again at its end
+                if getattr(error, "errno", None) and not getattr(error, "filename", None):
+                    # stdout is full or closed: Python would try again at its end
                     with contextlib.suppress(OSError, ValueError, AttributeError):
                         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
                 if not isinstance(error, BrokenPipeError):
@@ -1536,9 +1567,14 @@ def predict_scores(model: Network, params: Params, images: Array) -> Array:
     return np.concatenate([scores for scores, _ in forward_in_batches(model, params, images)])
 
 
+def fraction_right(scores: Array, labels: Array) -> float:
+    """The accuracy; NaN where a score is not finite, as the highest one says nothing then."""
+    return float((scores.argmax(axis=1) == labels).mean()) if np.isfinite(scores).all() else math.nan
+
+
 def accuracy(model: Network, params: Params, split: Split) -> float:
     """Fraction of a set that is classified correctly."""
-    return float((predict_scores(model, params, split.images).argmax(axis=1) == split.labels).mean())
+    return fraction_right(predict_scores(model, params, split.images), split.labels)
 
 
 def class_accuracies(config: Viewpoints, labels: Array, answers: Array) -> dict[str, float]:
@@ -1619,7 +1655,9 @@ def train(model: Network, config: Config, data: Data, state: TrainState, callbac
         state.seconds += time.perf_counter() - started
         epoch_ended = state.step % per_epoch == 0
         if epoch_ended:
-            state.end_epoch(n, evaluate(model, state.params, data))
+            with np.errstate(all="ignore"):
+                tests = evaluate(model, state.params, data)
+            state.end_epoch(n, tests)
         callback(state, epoch_ended)
 
 

@@ -33,9 +33,9 @@ def told_as(what: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def atomic_write(path: Path) -> Iterator[IO[bytes]]:
-    """Open a file ``.NAME.tmp`` beside ``path`` that takes its place once all is written. Makes the folder. Raises
+    """Open a file ``.NAME.PID.tmp`` beside ``path`` that takes its place once all is written. Makes the folder. Raises
     UserError where that fails."""
-    temporary = path.with_name(f".{path.name}.tmp")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with told_as(f"cannot write {path}"):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -48,22 +48,30 @@ def atomic_write(path: Path) -> Iterator[IO[bytes]]:
             temporary.unlink(missing_ok=True)
 
 
+CLEAR = "\r\x1b[K"  # the line of a terminal
+
+
+def is_terminal() -> bool:
+    """Whether stderr shows a bar that moves."""
+    return sys.stderr is not None and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+
+
 def print_message(text: str, end: str = "\n") -> None:
-    """Print to stderr, if there is one that can be written to."""
+    """Print to stderr, if there is one that can be written to; in place of a bar."""
     if sys.stderr is not None:
         with contextlib.suppress(OSError):
-            print(text, end=end, file=sys.stderr, flush=True)
+            print(f"{CLEAR * is_terminal()}{text}", end=end, file=sys.stderr, flush=True)
 
 
 def with_progress(items: Sequence[Any], what: str, quiet: bool = False) -> Iterator[Any]:
     """The items, counted on a terminal."""
-    shown = not quiet and sys.stderr is not None and sys.stderr.isatty()
+    shown = not quiet and is_terminal()
     for k, item in enumerate(items):
         if shown:
-            print_message(f"\r\x1b[K{what} {k + 1:,} of {len(items):,}", end="")
+            print_message(f"{what} {k + 1:,} of {len(items):,}", end="")
         yield item
     if shown:
-        print_message("\r\x1b[K", end="")
+        print_message("", end="")
 
 
 def read_text(path: Path) -> str:

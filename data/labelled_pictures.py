@@ -274,7 +274,7 @@ def array_source(path: Path, arrays: Mapping[str, Array], keys: Sequence[str], n
         x, y = arrays[x_key], arrays[y_key]
         x = x[..., None] if x.ndim == 3 else x
         fits = x.ndim == 4 and x.shape[-1] in (1, 3) and x.size > 0 and x.dtype.kind in "uifb"
-        fits = fits and x.min() > -GREATEST and x.max() < GREATEST
+        fits = fits and float(x.min()) > -GREATEST and float(x.max()) < GREATEST
         require(fits, f"{x_key} of the shape {x.shape} of {x.dtype}, not finite numbers (N, H, W) or (N, H, W, 1 or 3)")
         is_number = y.dtype.kind in "uifb"
         fits = ((abs(y) < 2**53) & (y == np.rint(y))).all() if is_number else y.dtype.kind in "US"

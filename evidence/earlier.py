@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Every reading of a comparison in the history of the project, the contrary ones too.
 
     python -m evidence.earlier      # writes results/earlier_readings.json, for docs/earlier_rounds.md

@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """The tables of README.md and docs/*.md from the files in results/, and the proof that all of them are true.
 
     python -m evidence.report            # rewrite what stands between the markers of the pages

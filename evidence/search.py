@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """The search of one network's settings: rate, weight decay and length of training, the same axes for all.
 
     python -m evidence.search --network dense --model cnn --condition azimuths

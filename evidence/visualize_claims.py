@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """The verdicts on the papers' claims, from results/claims.json.
 
     python -m evidence.visualize_claims            # viz/claims/verdicts.png and earlier.png: the rounds before

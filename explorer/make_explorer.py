@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Write explorer.html: one page, without a server or a network, in which a person tries two capsule networks.
 
     python -m explorer.make_explorer --multimnist multimnist.npz --viewpoint viewpoint.npz
@@ -23,6 +22,7 @@ import json
 import math
 import re
 import sys
+import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -34,8 +34,8 @@ import multimnist_capsnet as multimnist
 import smallnorb_novel_viewpoint as smallnorb
 from fast.workers import Workers, default_threads
 from smallnorb_novel_viewpoint import (
-    FOLDER, INPUT, OUTPUT, RunOptions, SettingError, Settings, Stream, TrainState, UserError, generator, parse,
-    print_message, script, setting, settings_of,
+    FOLDER, INPUT, OUTPUT, RunOptions, SettingError, Settings, Stream, TrainState, UserError, generator, one_line,
+    parse, print_message, script, setting, settings_of,
 )
 from evidence.report import differing
 from support.experiment import ROOT, load_checkpoint, require_writable
@@ -444,7 +444,12 @@ def read_page(path: Path) -> tuple[dict[str, Any], str]:
     found = [re.search(f'id="{name}">(.*?)</script>', text, re.DOTALL) for name in ("about", "weights")]
     if not (found[0] and found[1]):
         raise UserError(f"{path} is no page of this script, and has no networks to keep")
-    return json.loads(found[0][1]), found[1][1]
+    try:
+        about, weights = json.loads(found[0][1]), found[1][1]
+        unpacked(about, weights)
+    except (ValueError, KeyError, TypeError, OSError, EOFError, zlib.error) as error:
+        raise UserError(f"{path} is damaged, and has no networks to keep: {one_line(error)}") from None
+    return about, weights
 
 
 def unpacked(about: Mapping[str, Any], weights: str) -> dict[str, Params]:

@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Record explorer.gif: explorer.html in use, in a headless browser.
 
     python -m explorer.make_explorer_gif --page explorer.html --out explorer.gif

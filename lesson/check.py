@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """The check of the exercises: what is right, and of what is wrong which mistake it is.
 
     python -m lesson.check mine.py         All exercises of your copy of lesson/exercises.py.
@@ -27,7 +26,7 @@ import numpy as np
 
 from data.stroke_digits import stroke_digits
 from lesson import exercises, solutions
-from smallnorb_novel_viewpoint import Parser, UserError, one_line, script
+from smallnorb_novel_viewpoint import Parser, UserError, one_line, path_of, script
 
 Array = np.ndarray
 I, J, D = 5, 4, 3
@@ -327,7 +326,7 @@ def rare_faults(
 def check(path: Path, numbers: Collection[int] = ()) -> Iterator[tuple[str, str]]:
     """The functions of the file ``path``, of these exercises or of all, each with what is wrong with it, or ""."""
     mine: dict[str, Any] = {"__name__": "mine"}
-    exec(compile(path.read_bytes(), path, "exec"), mine)
+    exec(compile(path.read_bytes(), path, "exec", dont_inherit=True), mine)
     missing = FUNCTIONS.keys() - mine.keys()
     theirs = {name: mine.get(name, getattr(exercises, name)) for name in FUNCTIONS}  # the stub for a missing one
     for name, function in theirs.items():
@@ -378,7 +377,7 @@ def trained_accuracy(network: Callable[..., Any], n_steps: int = 250, batch: int
 @script
 def main(argv: Sequence[str]) -> None:
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("file", type=Path, help="your copy of lesson/exercises.py")
+    parser.add_argument("file", type=path_of, help="your copy of lesson/exercises.py")
     parser.add_argument("exercise", type=int, nargs="*", help="its number, 1 to 9; all without")
     parser.add_argument("--help-all", action="help", help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
@@ -397,7 +396,7 @@ def main(argv: Sequence[str]) -> None:
         print("training with your functions ...", flush=True)
         mine: dict[str, Any] = {"__name__": "mine"}
         try:
-            exec(compile(args.file.read_bytes(), args.file, "exec"), mine)
+            exec(compile(args.file.read_bytes(), args.file, "exec", dont_inherit=True), mine)
             accuracy = trained_accuracy(mine["network"])
         except NotImplementedError as error:
             *_, last = traceback.extract_tb(error.__traceback__)

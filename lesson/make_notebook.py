@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """The lesson docs/how_capsules_work.md as a notebook, or as a program, by the ending of the file that is named.
 
     python -m lesson.make_notebook my_lesson.ipynb      Then open it with Jupyter, from the folder of the project.
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from data.files import told_as
-from smallnorb_novel_viewpoint import Parser, UserError, script
+from smallnorb_novel_viewpoint import Parser, UserError, path_of, script
 from support.experiment import ROOT
 
 PAGE = ROOT / "docs" / "how_capsules_work.md"
@@ -105,7 +104,7 @@ def run_page(page: Path = PAGE, n_steps: int | None = None) -> dict[str, Any]:
 @script
 def main(argv: Sequence[str]) -> None:
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("file", type=Path, help="a new file that ends in .ipynb or .py")
+    parser.add_argument("file", type=path_of, help="a new file that ends in .ipynb or .py")
     parser.add_argument("--help-all", action="help", help=argparse.SUPPRESS)
     path = parser.parse_args(argv).file
     if path.suffix not in (".ipynb", ".py"):

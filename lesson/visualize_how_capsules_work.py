@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """The pictures of docs/how_capsules_work.md and docs/capsule_reference.md: what each step of a capsule network does.
 
     parts_and_wholes  a face, the same face rotated, and its parts scrambled, each part with its vote for the whole

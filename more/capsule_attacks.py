@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Attacks: small changes of an image that mislead capsules and a CNN, in numpy.
 
 Claim reproduced: [Hinton 2018] G. Hinton, S. Sabour, N. Frosst, "Matrix capsules with EM routing", ICLR 2018, section 6
@@ -167,6 +166,8 @@ def network_config(config: Config) -> conv.Config:
     fields = fields_of(config, conv.Config)
     if config.dataset in STEREO_SETS:
         fields["held_out"] = "nothing"  # as in the paper's figure: all views of the objects that are not trained on
+    if config.dataset in DIGIT_SETS:
+        fields["standardize"] = None
     return conv.Config(**fields)
 
 
@@ -342,7 +343,8 @@ def attack_all(
     config: Config, states: Mapping[str, TrainState], data: AnyData, threads: int = 1
 ) -> dict[str, attacks.Found]:
     """The attacks on every trained model, after a second training from other initial weights."""
-    others = train_all(dataclasses.replace(config, seed=config.seed + 1), data, RunOptions(threads=threads, quiet=True),
+    other_seed = (config.seed + 1) % 2**32
+    others = train_all(dataclasses.replace(config, seed=other_seed), data, RunOptions(threads=threads, quiet=True),
                        names=list(states))
     images, labels = attacked_images(config, data)
     found = {}

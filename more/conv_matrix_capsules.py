@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Convolutional matrix capsules on digits and on views of objects, in numpy, every gradient by hand.
 
 Claims reproduced: [Hinton 2018] G. Hinton, S. Sabour, N. Frosst, "Matrix capsules with EM routing", ICLR 2018. The
@@ -58,10 +57,10 @@ from multimnist_capsnet import CNN, ConvLayer
 from smallnorb_novel_viewpoint import (
     FOLDER, NO_OPTIONS, POSE_SIDE, Array, Callback, ConvCache, EMCache, Params, Session, SettingError, Stream,
     TrainState, UserError, Viewpoints, VotesCache, capsules_loss, class_scores_backward, class_scores_forward,
-    conv2d_backward, conv2d_forward, count_params, em_routing_backward, em_routing_forward, float_in, from_json,
-    gaussian, generator, int_in, list_of, model_metrics, one_of, parse, permutation, print_message, read_checkpoint,
-    relu_backward, relu_forward, report, require_finite, require_own_outputs, result_document, script, setting,
-    sigmoid_backward, sigmoid_forward, text_of, votes_backward, votes_forward,
+    conv2d_backward, conv2d_forward, count_params, em_routing_backward, em_routing_forward, float_in, fraction_right,
+    from_json, gaussian, generator, int_in, list_of, model_metrics, one_of, parse, permutation, print_message,
+    read_checkpoint, relu_backward, relu_forward, report, require_finite, require_own_outputs, result_document, script,
+    setting, sigmoid_backward, sigmoid_forward, text_of, votes_backward, votes_forward,
 )
 from support.experiment import PredictOptions, redeclared, require_alone, unfinished
 
@@ -622,8 +621,7 @@ def predict_scores(model: Network, params: Params, examples: Examples, config: C
 
 def accuracy(model: Network, params: Params, examples: Examples, config: Config, workers: Workers) -> float:
     """Fraction of a set of examples that is classified correctly."""
-    scores = predict_scores(model, params, examples, config, workers)
-    return float((scores.argmax(axis=1) == examples.labels).mean())
+    return fraction_right(predict_scores(model, params, examples, config, workers), examples.labels)
 
 
 def evaluate(model: Network, params: Params, data: Data, config: Config, workers: Workers) -> dict[str, float]:
@@ -700,7 +698,9 @@ def train(model: Network, config: Config, data: Data, state: TrainState, workers
         state.seconds += time.perf_counter() - started
         epoch_ended = state.step % per_epoch == 0
         if epoch_ended:
-            state.end_epoch(n, evaluate(model, state.params, data, config, workers))
+            with np.errstate(all="ignore"):
+                tests = evaluate(model, state.params, data, config, workers)
+            state.end_epoch(n, tests)
         callback(state, epoch_ended)
 
 

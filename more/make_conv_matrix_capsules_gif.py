@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Animate the convolutional matrix capsules: votes gather round the class capsules during routing and training.
 
     python -m more.make_conv_matrix_capsules_gif --n-epochs 1 --n-train 20000

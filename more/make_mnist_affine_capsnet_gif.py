@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Animate the affine-digits experiment: digits rotate, and three networks trained on upright ones name them.
 
     python -m more.make_mnist_affine_capsnet_gif --checkpoint run.npz

@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Draw toys in the files of smallNORB: 48,600 stereo pairs of fifty toys, in about a minute and 0.9 GB.
 
 The set has the structure, the file names and the format of the real one (see data/toy_norb.py), so that everything

@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Rotated and affine-distorted digits: a capsule network against LeNet-5 and a CNN that never saw a distorted one.
 
 Claim tested: a capsule network that was trained on upright digits alone recognises rotated and distorted ones better
@@ -58,7 +57,7 @@ from multimnist_capsnet import (
     SettingError, Stream, TrainState, UserError, assess, count_params, float_in, generator, int_in, list_of, one_of,
     parse, report, require_finite, require_own_outputs, result_document, script, setting, update,
 )
-from smallnorb_novel_viewpoint import permutation
+from smallnorb_novel_viewpoint import fraction_right, permutation
 from support.experiment import redeclared
 
 # Dimension letters as in multimnist_capsnet.py:
@@ -336,7 +335,7 @@ def make_models(config: Config) -> dict[str, Network]:
 def accuracy_and_error(model: Network, params: Params, digits: Batch, workers: Workers) -> tuple[float, float]:
     """Accuracy, and the mean squared error of a pixel in the reconstructions, NaN where a model has none."""
     scores, error = assess(model, params, digits, workers)
-    return float((scores.argmax(axis=1) == digits.labels[:, 0]).mean()), error / digits.sources.size
+    return fraction_right(scores, digits.labels[:, 0]), error / digits.sources.size
 
 
 def validate(model: Network, params: Params, data: Data, workers: Workers) -> dict[str, float]:

@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Draw matrix capsules and their CNN under attack, and how they learn, into ``DIR/capsule_attacks/``.
 
     python -m more.visualize_capsule_attacks

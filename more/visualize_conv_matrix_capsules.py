@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Draw the figures of the convolutional matrix capsules into ``DIR/conv_matrix_capsules/``.
 
     python -m more.visualize_conv_matrix_capsules --checkpoint run.npz

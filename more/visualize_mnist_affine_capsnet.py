@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Draw the figures of the affine-digits experiment into ``DIR/mnist_affine_capsnet/``.
 
     python -m more.visualize_mnist_affine_capsnet --checkpoint run.npz --outdir viz

@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Drawings of the four capsule networks as SVG, their shapes read from initialised networks and a blank image.
 
     python -m more.visualize_networks

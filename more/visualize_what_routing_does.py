@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Draw how matrix capsules learn with one part replaced, into ``DIR/what_routing_does/``.
 
     python -m more.visualize_what_routing_does

@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """A sheet of ten of your own pictures, as the networks of your_own_images.py see them.
 
     python -m more.visualize_your_own_images --data-dir FOLDER

@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """What routing does: one part of a capsule network is replaced, and everything else stays as it was.
 
 The convolutional matrix capsules of conv_matrix_capsules.py, on drawn shapes of which some azimuths are held out:

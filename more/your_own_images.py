@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Your own pictures: matrix capsules, a CNN and a CapsNet with reconstructions, trained on any classes, in numpy.
 
 Three networks of this project learn the classes of a folder of pictures and then name those of other pictures:
@@ -53,8 +52,9 @@ from more import conv_matrix_capsules as conv
 from more.conv_matrix_capsules import Examples
 from smallnorb_novel_viewpoint import (
     FOLDER, NO_OPTIONS, OUTPUT, Callback, Session, SettingError, Settings, Stream, TrainState, UserError, count_params,
-    generator, int_in, list_of, model_metrics, one_line, one_of, parse, permutation, print_message, read_checkpoint,
-    report, require_finite, require_own_outputs, result_document, script, setting, write_file,
+    fraction_right, generator, int_in, is_there, list_of, model_metrics, one_line, one_of, parse, permutation,
+    print_message, read_checkpoint, report, require_finite, require_own_outputs, result_document, script, setting,
+    write_file,
 )
 from support.experiment import PredictOptions, require_alone, unfinished
 from support.tables import class_accuracies, confusion_lines, confusion_matrix, describe_classes
@@ -223,10 +223,10 @@ def answers_of(model: Network, params: Params, images: Array, workers: Workers) 
 
 def evaluate(model: Network, params: Params, test: Labelled, n_classes: int, workers: Workers) -> tuple[Array, Any]:
     """Confusion matrix, and metrics: the accuracy, and its mean over the classes."""
-    answers = answers_of(model, params, test.images, workers).argmax(axis=1)
-    confusion = confusion_matrix(test.labels, answers, n_classes)
-    accuracy, balanced = np.trace(confusion) / confusion.sum(), np.nanmean(class_accuracies(confusion))
-    return confusion, {"accuracy": float(accuracy), "balanced_accuracy": float(balanced)}
+    answers = answers_of(model, params, test.images, workers)
+    confusion = confusion_matrix(test.labels, answers.argmax(axis=1), n_classes)
+    balanced = np.nanmean(class_accuracies(confusion))
+    return confusion, {"accuracy": fraction_right(answers, test.labels), "balanced_accuracy": float(balanced)}
 
 
 def train(
@@ -306,6 +306,7 @@ def run(config: Config, options: Any = NO_OPTIONS, **more: Any) -> tuple[dict[st
     answer. ``more`` as in ``Session``."""
     data = make_data(config)
     config = resolved(config, data)
+    require_own_outputs(EXPERIMENT, config, options)  # of these pictures, too
     counts = [np.bincount(part.labels, minlength=len(data.classes)).tolist() for part in (data.train, data.test)]
     by_class = dict(zip(data.classes, zip(*counts, strict=True), strict=True))
     if not options.quiet:
@@ -387,19 +388,28 @@ def format_answers(answers: Answers) -> str:
     return "\n".join(lines)
 
 
+HEAD = ("file", "model", "class")
+
+
+def require_answers(path: Path) -> None:
+    """Raises UserError where a file is there that holds no answers, such as a picture."""
+    if is_there(path) and not path.read_bytes()[:16].startswith((",".join(HEAD).encode(), b"[")):
+        raise UserError(f"{path} is there, and holds no answers: name another file")
+
+
 def write_answers(path: Path, answers: Answers) -> None:
     """A row for each picture and network: file, model, class, and the answer for each class. Raises UserError."""
     rows = [
         [str(file), name, answers.classes[a[n].argmax()], *a[n].astype(float).round(6).tolist()]
         for n, file in enumerate(answers.paths) for name, a in answers.by_model.items()
     ]
-    head, text = ("file", "model", "class"), io.StringIO(newline="")
+    text = io.StringIO(newline="")
     if path.suffix.lower() == ".json":
-        named = [dict(zip(head, row, strict=False)) | {"answers": dict(zip(answers.classes, row[3:], strict=True))}
+        named = [dict(zip(HEAD, row, strict=False)) | {"answers": dict(zip(answers.classes, row[3:], strict=True))}
                  for row in rows]
         json.dump(named, text, ensure_ascii=False, indent=1)
     else:
-        csv.writer(text).writerows([[*head, *answers.classes], *rows])
+        csv.writer(text).writerows([[*HEAD, *answers.classes], *rows])
     write_file(path, text.getvalue().encode(errors="backslashreplace"))  # odd bytes in a file's name
 
 
@@ -423,6 +433,8 @@ def main(argv: Sequence[str]) -> None:
     if options.predict:
         require_alone(given, "predict", "checkpoint", "threads", "quiet", "out")
         assert options.checkpoint
+        if options.out:
+            require_answers(options.out)
         answers = predict(options.checkpoint, options.predict, options.threads, options.quiet)
         if options.out:
             write_answers(options.out, answers)

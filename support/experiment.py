@@ -14,8 +14,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from smallnorb_novel_viewpoint import (
-    INPUT, Kind, RunOptions, SettingError, TrainState, UsageError, UserError, parse, read_checkpoint, setting,
-    settings_of, write_file,
+    INPUT, Kind, RunOptions, SettingError, TrainState, UsageError, UserError, is_there, parse, read_checkpoint,
+    setting, settings_of, write_file,
 )
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -82,10 +82,15 @@ def unfinished(
     return None
 
 
+OUR_FILES = (b"GIF8", b"\x89PNG", b"<!DOCTYPE html>", b"{")  # how pictures, the explorer and results begin
+
+
 def require_writable(*paths: Path) -> None:
-    """Find out before the work that a file cannot be written there."""
+    """Find out before the work that a file cannot be written there, or that another kind of file would be lost."""
     for path in paths:
         write_file(path, None)
+        if is_there(path) and not path.read_bytes()[:16].startswith(OUR_FILES):
+            raise UserError(f"{path} is there, and is of something else: name another file")
 
 
 # --- Scripts by their names -------------------------------------------------------------------------------------------

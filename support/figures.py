@@ -491,7 +491,8 @@ def gif_bytes(frames: Sequence[Array], fps: float, holds: Collection[int] = ()) 
         duration[k] = max(duration[k], round(1000 * HOLD_SECONDS))
     duration[-1] = max(duration[-1], round(1000 * LAST_SECONDS))
     stacked = np.stack(with_one_palette(frames))
-    return imageio.imwrite("<bytes>", stacked, extension=".gif", plugin="pillow", duration=duration, loop=0)
+    return imageio.imwrite("<bytes>", stacked, extension=".gif", plugin="pillow", loop=0,
+                           duration=duration if len(frames) > 1 else duration[0])
 
 
 # --- Figures as files, and the flags of the figure scripts ------------------------------------------------------------

@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Draw the pictures of a page again, by the commands of docs/figures.md, and say which are unchanged.
 
     python -m support.redraw                    # those of README.md
@@ -20,8 +19,9 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from smallnorb_novel_viewpoint import Parser, UsageError, UserError, script
+from smallnorb_novel_viewpoint import Parser, UsageError, UserError, path_of, script
 from support.experiment import ROOT, script_path
+from support.results import read_text
 
 TABLE = Path("docs/figures.md")
 FREE = ("--figures", "--outdir", "--out", "--preview", "--data-dir", "--threads", "--quiet", "--overwrite")
@@ -82,7 +82,7 @@ def place_of(path: Path, overwrite: bool) -> tuple[Path, str]:
 
 def pictures_of(page: Path) -> Iterator[str]:
     """The paths of the pictures that a page shows."""
-    for link in re.findall(r"\]\(([^)]+\.(?:png|gif|svg))\)", page.read_text(encoding="utf-8")):
+    for link in re.findall(r"\]\(([^)]+\.(?:png|gif|svg))\)", read_text(page)):
         yield in_project(page.parent / link) or link
 
 
@@ -124,9 +124,10 @@ def redraw(wanted: Collection[str] | None, data_dir: Path | None = None) -> None
 @script
 def main(argv: Sequence[str]) -> None:
     parser = Parser(description="Draw the pictures of a page again, by the commands of docs/figures.md.")
-    parser.add_argument("pages", nargs="*", type=Path, metavar="PAGE", help="Pages, such as docs/toys.md. (README.md)")
+    parser.add_argument("pages", nargs="*", type=path_of, metavar="PAGE",
+                        help="Pages, such as docs/toys.md. (README.md)")
     parser.add_argument("--all", action="store_true", help="The pictures of every page.")
-    parser.add_argument("--data-dir", type=Path, metavar="FOLDER",
+    parser.add_argument("--data-dir", type=path_of, metavar="FOLDER",
                         help="Folder of the four MNIST files. (the cache, where they are downloaded to)")
     parser.add_argument("--help-all", action="help", help=argparse.SUPPRESS)
     args = parser.parse_args(argv)

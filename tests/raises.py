@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Which refusals does no test reach? Runs the tests and lists every ``raise`` that none of them came to.
 
     python tests/raises.py                    # the whole suite, on two processes

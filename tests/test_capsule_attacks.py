@@ -569,6 +569,8 @@ def test_the_library_finds_no_more_than_a_point_more(name: str, seed: int, netwo
 def test_the_networks_are_those_of_the_other_script() -> None:
     config = attack_config("--n-epochs", "2", "--cnn-epochs", "1", "--seed", "103")
     assert m.network_config(m.Config(dataset="toys")).held_out == "nothing"
+    for dataset in ("strokes", "mnist"):
+        assert m.network_config(m.Config(dataset=dataset)).n_classes == 10
     states = m.train_all(config, m.make_data(config))
     other = config_of(conv, [*SMALL, "--dataset", "shapes", "--standardize", "none", "--n-epochs", "2",
                              "--cnn-epochs", "1", "--seed", "103"])
@@ -684,6 +686,8 @@ def test_a_run_from_end_to_end(flags: list[str], tmp_path: Path, capsys: pytest.
                 assert model[f"{kind}_{epsilon}_accuracy"] == accuracy
         assert list(result["convergence"][name]) == ["0.1", "0.5"]
 
+    assert m.main([*argv, "--out-json", str(out), "--epsilons", "0.2"]) == 1  # which would lose the first ones
+    assert "was made with --epsilons 0.1,0.5, not 0.2" in capsys.readouterr().err
     alone = m.format_table(result | {"models": {"cnn": result["models"]["cnn"]}})
     assert ("that both classify" in printed, "that both classify" in alone) == (True, False)
 

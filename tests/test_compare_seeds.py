@@ -11,6 +11,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -194,6 +195,21 @@ def test_resume_runs_only_what_is_missing(fake: str, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(np, "__version__", "1")
     assert main([fake, "--seeds", "0", "--resume"]) == 0
     assert len(runs()) == 9
+
+
+def test_resume_does_not_replace_another_experiments_result(fake: str, capsys: Capture) -> None:
+    shutil.copy("fake.py", "other.py")
+    for part in ([], ["--part=a"]):
+        out = ["--out", f"o{len(part)}.json", *part]
+        assert main([fake, "--seeds", "0", *out]) == 0
+        content = Path(out[1]).read_bytes()
+        assert main(["./other.py", "--seeds", "0", *out, "--resume"]) == 1
+        assert "is of another command, python compare_seeds.py" in capsys.readouterr().err
+        assert Path(out[1]).read_bytes() == content
+
+
+def test_seeds_of_ten_digits() -> None:
+    assert compare_seeds.seed_list("4294967294,0:2") == [4294967294, 0, 1]
 
 
 def test_resume_knows_the_code_that_is_imported(fake: str) -> None:

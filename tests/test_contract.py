@@ -20,6 +20,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -480,7 +481,7 @@ WRITERS = [load(name).write_file for name in BASE]
 @pytest.mark.parametrize("write_file", WRITERS)
 def test_a_file_is_written_whole_or_not_at_all(write_file: Any, tmp_path: Path, monkeypatch: Patch) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "file")
-    (tmp_path / ".file.tmp").write_text("left by a process that was killed")
+    (tmp_path / f".file.{os.getpid()}.tmp").write_text("left by a process that was killed")
     write_file(tmp_path / "link", b"old")
     for error in (RuntimeError, KeyboardInterrupt):
         monkeypatch.setattr(os, "fsync", lambda _, error=error: (_ for _ in ()).throw(error))
@@ -518,11 +519,14 @@ def test_a_file_that_cannot_be_replaced_is_written_in_its_place(
     ],
 )
 @pytest.mark.parametrize("name", BASE)
-def test_closed_and_full_streams(redirection: str, status: int, error: str, name: str) -> None:
+def test_closed_and_full_streams(redirection: str, status: int, error: str, name: str, tmp_path: Path) -> None:
+    """The result is written, whoever reads the table."""
     argv = [sys.executable, f"{ROOT / name}.py", *EXPERIMENTS[name].argv("--models cnn --n-epochs 1")]
+    argv.append(f"--out-json={tmp_path / 'r.json'}")
     line = f"set -o pipefail; {shlex.join(argv)} {redirection}"
     done = subprocess.run(["bash", "-c", line], env=script_environment(), capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (status, error)
+    assert json.loads((tmp_path / "r.json").read_text())["models"]["cnn"]
 
 
 # --- A NaN: one line with epoch and step ------------------------------------------------------------------------------
@@ -539,6 +543,28 @@ def test_a_nan_stops_the_run_and_names_epoch_and_step(
     said = r"error: {}: the loss became (nan|inf) in epoch 2, step 2; try a smaller learning rate\n"
     assert re.fullmatch(said.format(model), line)
     assert load_checkpoint(experiment.script, path)[1][model].step == 3  # the epoch before is kept
+
+
+def test_scores_that_are_not_finite_have_no_accuracy(experiment: Experiment, capsys: Capture) -> None:
+    """Parameters so large that a test overflows, after the last step of the first epoch."""
+    model = experiment.models[0]
+
+    def enlarge(state: Any) -> None:
+        for p in state.params.values():
+            p[...] = np.where(p < 0, -1e38, 1e38)
+
+    with in_step(experiment, 3, enlarge), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        line = failure(experiment.script, experiment.argv(), capsys)
+    assert re.match(rf"error: {model}: (\w+ became (nan|inf) after epoch 1, step 3|the loss became)", line), line
+
+
+@pytest.mark.parametrize("name", BASE)
+def test_a_stream_that_lacks_a_letter_shows_its_number(name: str, monkeypatch: Patch) -> None:
+    stream = io.TextIOWrapper(content := io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", stream)
+    assert load(name).script(lambda argv: print("0.7 ± 0.1"))() == 0
+    assert (content.getvalue(), stream.errors) == (b"0.7 \\xb1 0.1\n", "strict")
 
 
 @pytest.mark.parametrize("name", BASE)
@@ -563,6 +589,16 @@ def test_a_line_an_epoch_or_a_bar_on_a_terminal(experiment: Experiment, capsys: 
     shown = capsys.readouterr().err
     assert "\n" not in shown
     assert "step 6 of 6" in shown
+    sys.modules[experiment.script.Session.__module__].print_message("error: a fault")
+    assert capsys.readouterr().err == "\r\x1b[Kerror: a fault\n"  # and nothing of the bar
+    monkeypatch.setattr(type(sys.stderr), "fileno", lambda _: 2)
+    monkeypatch.setattr(os, "get_terminal_size", lambda _: os.terminal_size((30, 50)))
+    assert experiment.script.main(argv) == 0
+    assert max(map(len, capsys.readouterr().err.split("\r\x1b[K"))) == 29  # a longer line would not be replaced
+    monkeypatch.setenv("TERM", "dumb")
+    assert experiment.script.main(argv) == 0
+    assert capsys.readouterr().err.splitlines()[0] == "cnn: step 0 of 6"
+    monkeypatch.delenv("TERM")
     assert shown.endswith("\r\x1b[K")  # gone at the end
     assert experiment.script.main([*argv, "--quiet"]) == 0
     assert capsys.readouterr().err == ""

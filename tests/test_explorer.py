@@ -262,7 +262,16 @@ def test_a_page_is_written_anew_with_its_networks(tmp_path: Path, capsys: Any) -
     assert (explorer.TEMPLATE / "explorer.js").read_text() in text
     capsys.readouterr()
     assert "argument --viewpoint: not with --keep" in usage_error(explorer, [*argv, "--viewpoint=x"], capsys)
-    page.write_text("no page")
+    about, weights = b'id="about">', b'id="weights">'
+    for damage in ((b'"digits"', b'"digit"'), (about, about + b"{"), (weights + b"H4", weights + b"H5")):
+        whole = page.read_bytes()
+        page.write_bytes(whole.replace(*damage, 1))
+        assert "is damaged, and has no networks to keep" in failure(explorer, argv, capsys), damage
+        page.write_bytes(whole)
+    page.write_text("my notes")
+    assert failure(explorer, argv, capsys).endswith("is there, and is of something else: name another file\n")
+    assert page.read_text() == "my notes"
+    page.write_text("<!DOCTYPE html>")
     assert failure(explorer, argv, capsys).endswith("is no page of this script, and has no networks to keep\n")
     page.unlink()
     assert str(page) in failure(explorer, argv, capsys)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,6 +24,7 @@ from more import mnist_affine_capsnet
 from recorded import note_figures
 from smallnorb_novel_viewpoint import TrainState, UserError
 from support import figures
+from support.experiment import require_writable
 
 Patch = pytest.MonkeyPatch
 Capture = pytest.CaptureFixture[str]
@@ -281,6 +283,15 @@ def test_a_frame_is_what_the_whole_figure_would_be() -> None:
     assert differ.mean() < 0.01  # spines are drawn over the bar there
 
 
+def test_a_file_of_another_kind_is_left_alone(tmp_path: Path) -> None:
+    for content, is_ours in ((b"", True), (b"GIF89a", True), (b"\x89PNG\r\n", True), (b'{"a": 1}', True),
+                             (b"<!DOCTYPE html>", True), (b"my notes", False), (b"PK\x03\x04", False)):
+        (path := tmp_path / "x").write_bytes(content)
+        with contextlib.nullcontext() if is_ours else pytest.raises(OSError, match="of something else: name another"):
+            require_writable(path)
+        assert path.read_bytes() == content
+
+
 def test_a_gif_keeps_white_and_the_colours_of_letters() -> None:
     frames = [np.full((40, 60, 3), 255, np.uint8) for _ in range(2)]
     frames[1][:20] = (200, 30, 30)
@@ -289,6 +300,8 @@ def test_a_gif_keeps_white_and_the_colours_of_letters() -> None:
     shown = [imageio.immeta(content, extension=".gif", index=k) for k in range(2)]
     assert (shown[0]["loop"], shown[0]["duration"], shown[1]["duration"]) == (0, 100, 1000 * figures.LAST_SECONDS)
     assert imageio.immeta(figures.gif_bytes(frames, 6), extension=".gif", index=0)["duration"] == 170  # of 166.7
+    still = imageio.imread(figures.gif_bytes(frames[:1], 10), extension=".gif")
+    assert still.shape[-3:] == (40, 60, 3)
     first, last = imageio.imread(content, extension=".gif")
     assert (first == 255).all()
     assert (last[39, 59] == 255).all()

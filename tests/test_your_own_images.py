@@ -144,6 +144,37 @@ def test_a_resumed_training_is_the_unbroken_one_and_may_be_longer(tmp_path: Path
     assert "was made with other class names: dark left,heller,猫, not bird," in failure(m, argv, capsys)
 
 
+def test_the_same_command_again_and_resumed(tmp_path: Path, capsys: Capture) -> None:
+    folder, out, checkpoint = write_folder(tmp_path / "own", n=10), tmp_path / "r.json", tmp_path / "c.npz"
+    flags = ["--models=cnn", f"--checkpoint={checkpoint}", f"--out-json={out}"]
+    for again in ([], [], ["--resume"]):
+        train(folder, *flags, *again)
+    held, content = checkpoint.read_bytes(), out.read_bytes()
+    other = write_folder(tmp_path / "other", n=12)  # other images of the same classes
+    line = failure(m, [f"--data-dir={other}", *TINY, *flags], capsys)
+    assert re.search("r.json was made with other pictures", line), line
+    more = ["--models=capsules", f"--checkpoint={checkpoint}"]
+    line = failure(m, [f"--data-dir={folder}", *TINY, *more], capsys)
+    assert line == f"error: {checkpoint} holds cnn too: --resume keeps what it holds\n"
+    assert (checkpoint.read_bytes(), out.read_bytes()) == (held, content)
+
+
+def test_answers_replace_answers_alone(trained: Trained, tmp_path: Path, capsys: Capture) -> None:
+    folder, checkpoint, _ = trained
+    picture = next(folder.rglob("*.png"))
+    copied, notes = tmp_path / "a.png", tmp_path / "notes.txt"
+    copied.write_bytes(picture.read_bytes())
+    notes.write_text("mine")
+    for path in (copied, notes):
+        content = path.read_bytes()
+        line = failure(m, [f"--checkpoint={checkpoint}", f"--out={path}", "--predict", str(copied)], capsys)
+        assert line == f"error: {path} is there, and holds no answers: name another file\n"
+        assert path.read_bytes() == content
+    for name in ("a.csv", "a.json"):
+        for _ in range(2):
+            assert m.main([f"--checkpoint={checkpoint}", f"--out={tmp_path / name}", "--predict", str(copied)]) == 0
+
+
 def test_colours_reach_every_network(tmp_path: Path) -> None:
     """Classes that differ in their colour alone."""
     rng = np.random.default_rng(0)
