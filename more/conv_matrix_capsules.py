@@ -88,7 +88,7 @@ VIEW_SETS = ("voxels", "shapes", "smallnorb", "toys")
 OBJECT_SETS = ("smallnorb", "toys")  # in the files of smallNORB
 PRESETS: dict[str, dict[str, Any]] = {  # [Hinton 2018, sec. 4] has the second one's sizes and iterations
     "small": {"sizes": (32, 4, 4, 8), "em_iters": 2, "variance_floor": 1.0, "lr": 0.015},
-    "paper": {"sizes": (64, 8, 16, 16), "em_iters": 3, "variance_floor": 8.0, "lr": 0.005},
+    "paper": {"sizes": (64, 8, 16, 16), "em_iters": 3, "variance_floor": 8.0, "lr": 0.0025},
 }
 VIEW_FIELDS = {field.name for field in dataclasses.fields(Viewpoints)} - {"dataset", "data_dir", "seed"}
 
