@@ -76,6 +76,10 @@ SPELLED = (  # function, a mistake in words, and what stands there and in its pl
     ("margin_loss", "lacks the square in both terms", "(short**2).sum() + 0.5 * (long**2)", "short.sum() + 0.5 * long"),
     ("margin_loss", "has target and 1 - target in each other's place",
      "target * np.maximum(0, 0.9 - length), (1 - target)", "(1 - target) * np.maximum(0, 0.9 - length), target"),
+    ("margin_loss", "lacks the max(0, ...)", "np.maximum(0, 0.9 - length), (1 - target) * np.maximum(0, length - 0.1)",
+     "(0.9 - length), (1 - target) * (length - 0.1)"),
+    ("margin_loss", "lacks the max(0, ...) of 0.9 - length", "np.maximum(0, 0.9 - length)", "(0.9 - length)"),
+    ("margin_loss", "lacks the max(0, ...) of length - 0.1", "np.maximum(0, length - 0.1)", "(length - 0.1)"),
     ("m_step", "has 1 - a for a", "r * a[:, None]", "r * (1 - a)[:, None]"),
     ("m_step", "has 1 - a for a in the mass", "(r * a[:, None]).sum", "(r * (1 - a)[:, None]).sum"),
     ("m_step", "has 1 - a for a in the weights", "r * a[:, None] /", "r * (1 - a)[:, None] /"),
@@ -95,6 +99,7 @@ SPELLED = (  # function, a mistake in words, and what stands there and in its pl
     ("m_step_backward", "takes the weights for constants", "dg = dweight / mass + dmass", "dg = 0 * dweight + dmass"),
     ("e_step", "lacks the log in log sigmoid(z)", "-np.logaddexp(0, -z)", "sigmoid(z)"),
     ("e_step", "has z for log sigmoid(z)", "-np.logaddexp(0, -z)", "z"),
+    ("spread_loss", "lacks the max(0, ...)", "np.maximum(0, margin - (a[true] - a))", "margin - (a[true] - a)"),
     ("spread_loss", "counts the true class too", "    shortfall[true] = 0\n", ""),
     ("network", "has the children in another order: reshape row by row, as numpy does",
      "reshape(w.shape[0], w.shape[2])", "reshape(w.shape[2], w.shape[0]).T"),
@@ -116,7 +121,8 @@ def arguments() -> dict[str, Any]:
     x |= {name: rng.normal(size=(I, J, D)) for name in ("u_hat", "votes")}
     x |= {"dc": rng.normal(size=(I, J)), "dr": rng.normal(size=(I, J)), "c": rng.dirichlet(np.ones(J), I)}
     x |= {"a": rng.uniform(0.2, 0.9, I), "sigma_sq": rng.uniform(0.5, 2, (J, D)), "target": np.arange(J) % 2.0}
-    x |= {"v": 0.35 * x["v"], "n_iters": 3, "lam": 0.7, "floor": 0.3, "true": 2, "margin": 0.9}
+    x |= {"v": 0.35 * x["v"] * [[1], [1.3], [0.2], [1]], "n_iters": 3}  # lengths on both sides of 0.1 and of 0.9
+    x |= {"lam": 0.7, "floor": 0.3, "true": 2, "margin": 0.05}  # and of the margin
     x |= {"patches": rng.normal(size=(3, 7)), "kernel": rng.normal(size=(7, 4)), "bias": rng.normal(size=4)}
     x["w"] = rng.normal(size=(6, J, 2, D))
     x["s"][-1] = 0
@@ -132,7 +138,7 @@ def called(function: Callable[..., Any], args: Sequence[Any]) -> list[Array]:
     if result is None:
         raise ValueError("nothing is returned")
     found = list[Array]()
-    for part in result if isinstance(result, tuple) else (result,):
+    for part in result if isinstance(result, tuple | list) else (result,):
         if isinstance(part, list | tuple) and part and isinstance(part[0], list | tuple):
             found += [np.stack([np.asarray(x, float) for x in entry]) for entry in zip(*part, strict=True)]
         else:

@@ -157,6 +157,11 @@ PLANTED = [  # function, a line of it, the wrong one, the diagnosis
     ("dynamic_routing_backward", "        dv = np.zeros_like(dv)\n", "", "passes the gradient of the last v to each"),
     ("dynamic_routing_backward", "reversed(steps)", "steps", "du_hat goes through the iterations forwards"),
     ("margin_loss", "(short**2).sum() + 0.5 * (long**2)", "short.sum() + (long / 2)", "lacks the square in both terms"),
+    ("margin_loss", "target * np.maximum(0, 0.9 - length), (1 - target) * np.maximum(0, length - 0.1)",
+     "target * (0.9 - length), (1 - target) * (length - 0.1)", "lacks the max(0, ...)"),
+    ("margin_loss", "np.maximum(0, 0.9 - length)", "(0.9 - length)", "lacks the max(0, ...) of 0.9 - length"),
+    ("margin_loss", "np.maximum(0, length - 0.1)", "(length - 0.1)", "lacks the max(0, ...) of length - 0.1"),
+    ("spread_loss", "np.maximum(0, margin - (a[true] - a))", "margin - (a[true] - a)", "lacks the max(0, ...)"),
     ("margin_loss", "    length = ", "    target = 1 - target\n    length = ", "each has target and 1 - target in"),
     ("m_step", "np.log(sigma_sq)", "2 * sigma_sq**0.5", "z has sigma for log sigma"),
     ("m_step", "(r * a[:, None]).sum", "r.sum", "mu, sigma_sq, z: each leaves a out of the mass"),
@@ -182,6 +187,18 @@ def test_iterations_may_be_lists_or_tuples(entry: str, tmp_path: Path) -> None:
     text = SOLUTION.replace("steps.append((c, s, v))", f"steps.append({entry})")
     text = text.replace("return v, steps", "return v, tuple(steps)")
     assert faults_of(text, tmp_path, "dynamic_routing") == {"dynamic_routing": ""}
+
+
+def test_results_may_be_in_a_list(tmp_path: Path) -> None:
+    names = ("margin_loss", "spread_loss", "m_step")
+    z = "lam * (beta_a - cost)"
+    text = SOLUTION.replace(f"return mu, sigma_sq, {z}", f"return [mu, sigma_sq, {z}]")
+    for name in names[:2]:
+        start = text.index(f"def {name}(")
+        body = text[start:].partition("\n\n\n")[0]
+        last = body.rpartition("return ")
+        text = text.replace(body, f"{last[0]}return [{last[2].rstrip()}]\n")
+    assert faults_of(text, tmp_path, *names) == dict.fromkeys(names, "")
 
 
 def test_mistakes_are_found_in_code_that_is_written_otherwise(tmp_path: Path) -> None:
