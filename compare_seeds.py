@@ -38,6 +38,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from evidence.report import read_result
+from fast.workers import n_processors
 from smallnorb_novel_viewpoint import Parser, UserError, int_in, one_line, path_of, print_message, script, write_file
 from support.experiment import ROOT, RUN_FLAGS, code_files, parse_flags, require_writable, run_command, script_path
 from support.result_tables import paired_table, rows_table, seeds_table
@@ -216,7 +217,8 @@ def run_all(jobs: list[Job], args: argparse.Namespace, archive: bytes) -> tuple[
 
 def submit(executor: Executor, job: Job, args: argparse.Namespace, archive: bytes) -> Future[Any]:
     flags = [*job.setting.args, f"--seed={job.seed}", f"--threads={args.threads}", "--quiet"]
-    variables = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(args.threads))
+    names = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
+    variables = dict.fromkeys(names, str(args.threads))
     command = run_command(args.script)
     if args.scheduler:
         start = [args.script.name] if len(command) == 1 else command
@@ -402,8 +404,8 @@ def make_parser() -> argparse.ArgumentParser:
     add("--keep-history", action="store_true", help="Store the values of every epoch too.")
     add("--keep-seconds", action="store_true", help="Store training times too, which differ from call to call.")
     add = parser.add_argument_group("how it runs").add_argument
-    add("--jobs", type=count, metavar="N", default=os.cpu_count() or 1,
-        help="Do N runs at a time. Default: one for each core.")
+    add("--jobs", type=count, metavar="N", default=n_processors(),
+        help="Do N runs at a time. Default: one for each core that may be used.")
     add("--threads", type=count, metavar="N", default=1, help="Give each run N threads. Default: %(default)s.")
     add("--resume", action="store_true", help="Do not repeat what has run with the same flags and code.")
     add("--scheduler", metavar="ADDRESS",

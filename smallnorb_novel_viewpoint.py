@@ -51,6 +51,9 @@ from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import numpy as np
 
+if sys.version_info < (3, 10):  # noqa: UP036
+    raise SystemExit(f"this needs Python 3.10 or later, and is run by {sys.version.split()[0]}")
+
 try:  # fast twins of plain forms, and threads, where the folder lies beside the script
     from fast import optimizers, workers
     HAS_FAST = True
@@ -1008,9 +1011,17 @@ def one_line(error: object, limit: int = 200) -> str:
 CLEAR = "\r\x1b[K"  # the line of a terminal
 
 
+@functools.cache
+def obeys_escapes() -> bool:
+    """IDLE's shell does not obey CLEAR. A console of Windows does once a command has run in it."""
+    if os.name == "nt":
+        os.system("")
+    return "idlelib.run" not in sys.modules
+
+
 def is_terminal() -> bool:
     """Whether stderr shows a bar that moves."""
-    return sys.stderr is not None and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+    return bool(sys.stderr and sys.stderr.isatty() and os.environ.get("TERM") != "dumb" and obeys_escapes())
 
 
 def print_message(text: str, end: str = "\n") -> None:
@@ -1046,7 +1057,7 @@ def write_file(path: Path, content: bytes | None) -> None:
                 os.fsync(stream.fileno())
             os.replace(temporary, target)
         except OSError as error:
-            if error.errno not in (errno.EBUSY, errno.EACCES, errno.EPERM) or not target.exists():
+            if error.errno not in (errno.EBUSY, errno.EACCES, errno.EPERM, errno.EROFS) or not target.exists():
                 raise
             with target.open("r+b") as stream:
                 if content is not None:
@@ -1357,7 +1368,8 @@ def script(main: Callable[[Sequence[str]], None]) -> Callable[..., int]:
         with contextlib.ExitStack() as stack:
             with contextlib.suppress(ValueError):  # outside of the main thread signals are not ours
                 stack.callback(signal.signal, signal.SIGTERM, signal.signal(signal.SIGTERM, terminate))
-            stack.enter_context(np.errstate(divide="warn", over="warn", under="ignore", invalid="warn"))  # numpy's own
+            told: Any = "ignore" if sys.platform == "darwin" else "warn"  # Apple's BLAS raises flags for nothing
+            stack.enter_context(np.errstate(divide=told, over=told, under="ignore", invalid=told))
             out: Any = sys.stdout
             with contextlib.suppress(AttributeError, ValueError):  # a terminal that lacks a letter shows its number
                 stack.callback(out.reconfigure, errors=out.errors)
@@ -1378,7 +1390,8 @@ def script(main: Callable[[Sequence[str]], None]) -> Callable[..., int]:
                     # stdout is full or closed: Python would try again at its end
                     with contextlib.suppress(OSError, ValueError, AttributeError):
                         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-                if not isinstance(error, BrokenPipeError):
+                is_closed = os.name == "nt" and getattr(error, "errno", None) == errno.EINVAL  # as Windows tells it
+                if not isinstance(error, BrokenPipeError) and not is_closed:
                     print_message(f"error: {one_line(error, 500)}")
                     return 1
         return 0

@@ -42,7 +42,10 @@ def read_digit_files(folder: str | Path) -> tuple[Array, Array, Array, Array]:
     """Training images (N, 28, 28) and labels (N,), test images and labels, all uint8, labels 0 to 9. ``folder`` holds
     files of one form, or is one file. Without a test set every seventh digit is taken for it, and a line says so."""
     place = expanded(folder)
-    for files in [[place]] if place.is_file() else (sorted(filter(Path.is_file, place.glob(p))) for p in PLACES):
+    def seen(pattern: str) -> list[Path]:  # without a Mac's companions, ._train.csv
+        return sorted(path for path in place.glob(pattern) if path.name[0] != "." and path.is_file())
+
+    for files in [[place]] if place.is_file() else map(seen, PLACES):
         for read in (read_idx_files, read_csv_files, read_npz_files, read_mat_files):
             if arrays := read(place, files):
                 return as_digits(place, arrays)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -51,9 +52,17 @@ def atomic_write(path: Path) -> Iterator[IO[bytes]]:
 CLEAR = "\r\x1b[K"  # the line of a terminal
 
 
+@functools.cache
+def obeys_escapes() -> bool:
+    """IDLE's shell does not obey CLEAR. A console of Windows does once a command has run in it."""
+    if os.name == "nt":
+        os.system("")
+    return "idlelib.run" not in sys.modules
+
+
 def is_terminal() -> bool:
     """Whether stderr shows a bar that moves."""
-    return sys.stderr is not None and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+    return bool(sys.stderr and sys.stderr.isatty() and os.environ.get("TERM") != "dumb" and obeys_escapes())
 
 
 def print_message(text: str, end: str = "\n") -> None:

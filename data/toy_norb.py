@@ -28,7 +28,7 @@ import shutil
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
 import numpy as np
 
@@ -693,6 +693,14 @@ def write_toy_norb(folder: Path, seed: int = 0, threads: int | None = None) -> N
 # --- The cache --------------------------------------------------------------------------------------------------------
 
 
+def wait_for(lock: IO[bytes]) -> None:
+    """Until no other process holds it; where the system or its files have no such locks, not at all."""
+    with contextlib.suppress(ImportError, OSError):
+        import fcntl
+
+        fcntl.flock(lock, fcntl.LOCK_EX)
+
+
 def cached_toys(cache: Path | None, seed: int) -> Path:
     """The folder below ``cache``, or that of ``cache_folder``, with the whole set of a seed, drawn unless it is there.
     Its name has a fingerprint of this file, so that another version is drawn anew. Of all sets only the ``KEPT_SETS``
@@ -700,15 +708,20 @@ def cached_toys(cache: Path | None, seed: int) -> Path:
     with told_as("cannot draw toys"):
         cache = expanded(cache) if cache else cache_folder()
     folder = cache / f"toys-{hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:8]}-{seed}"
+
+    def is_whole() -> bool:
+        return all(os.path.isfile(folder / file_name(*name)) for name in itertools.product(INSTANCES, NORB_PARTS))
+
+    if is_whole():
+        with contextlib.suppress(OSError):  # it is another person's, who shares it
+            os.utime(folder)
+        return folder
     with told_as(f"cannot write {cache}"):
         cache.mkdir(parents=True, exist_ok=True)
         lock = (cache / "toys.lock").open("wb")
     with lock:
-        with contextlib.suppress(ImportError):  # on Windows
-            import fcntl
-
-            fcntl.flock(lock, fcntl.LOCK_EX)  # another process, such as another seed's run, may be drawing
-        if not all(os.path.isfile(folder / file_name(*name)) for name in itertools.product(INSTANCES, NORB_PARTS)):
+        wait_for(lock)  # another process, such as another seed's run, may be drawing
+        if not is_whole():
             for old in sorted(cache.glob("toys-*"), key=lambda old: old.stat().st_mtime)[: 1 - KEPT_SETS]:
                 shutil.rmtree(old, ignore_errors=True)
             print_message(f"drawing the toys of seed {seed} into {folder}: about a minute, 0.9 GB")

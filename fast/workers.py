@@ -132,6 +132,8 @@ def blas_libraries() -> list[tuple[ctypes.CDLL, str]]:
     """Each OpenBLAS (or MKL) that this process has loaded, and the form of the names of its functions."""
     package = Path(np.__file__).parent
     places = [path for place in ("../numpy.libs", ".dylibs", ".libs") for path in (package / place).glob("*blas*")]
+    conda = ("Library/bin/*openblas*.dll", "Library/bin/mkl_rt*.dll", "lib/libopenblas*.dylib", "lib/libmkl_rt*.dylib")
+    places = places or [path for pattern in conda for path in Path(sys.base_prefix).glob(pattern)]
     with contextlib.suppress(OSError):  # Linux alone has this list
         maps = Path("/proc/self/maps").read_text("utf-8", "replace").splitlines()
         loaded = (line.split(maxsplit=5)[-1] for line in maps)
@@ -180,7 +182,11 @@ def blas_threads(n: int) -> Iterator[None]:
             set_blas_threads(before)
 
 
+def n_processors() -> int:
+    """Those that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def default_threads() -> int:
     """One for each processor that this process may use, at most four."""
-    n_cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(4, n_cpus)
+    return min(4, n_processors())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import json
@@ -15,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from fast.workers import blas_name
-from smallnorb_novel_viewpoint import UserError, write_file
+from smallnorb_novel_viewpoint import UserError, print_message, write_file
 from support.experiment import ROOT
 
 
@@ -28,7 +29,9 @@ def git(*words: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str
 def is_git_root(folder: Path) -> bool:
     """Whether a folder is the root of its repository, and no part of another one that it was unpacked in."""
     found = shutil.which("git") and git("rev-parse", "--show-toplevel", cwd=folder).stdout.strip()
-    return bool(found) and Path(str(found)).samefile(folder)
+    with contextlib.suppress(OSError):  # a path as Cygwin's git writes it, or of bytes that are not UTF-8
+        return bool(found) and Path(str(found)).samefile(folder)
+    return False
 
 
 @functools.cache
@@ -36,6 +39,9 @@ def git_commit(*others: str) -> str | None:
     """The commit of this code, with "-dirty" where a Python file, or one of ``others``, is changed or new; None outside
     of a repository of its own."""
     if not is_git_root(ROOT) or not (commit := git("rev-parse", "HEAD", cwd=ROOT).stdout.strip()):
+        if shutil.which("git") and "safe.directory" in git("rev-parse", "HEAD", cwd=ROOT).stderr:  # in every language
+            print_message(f"warning: no commit is noted, as git does not trust the folder:"
+                          f' git config --global --add safe.directory "{ROOT}"')
         return None
     changed = git("status", "--porcelain", "--untracked-files=all", "--", "*.py", *others, cwd=ROOT).stdout
     return f"{commit}-dirty" if changed else commit

@@ -101,7 +101,8 @@ def summarise_comparison(document: Json) -> Json:
 def read_comparison(where: str | Path) -> Json:
     """``summarise_comparison`` of a file by compare_seeds.py, or of one of its parts: FILE.json#PART. Raises UserError
     where there is none."""
-    file, _, part = str(where).partition("#")
+    file, _, part = str(where).partition(".json#")
+    file += ".json" * bool(part)  # a folder may have a # in its name
     document = parse_json(Path(file))
     if part or "parts" in document:
         if part not in document.get("parts", ()):

@@ -303,7 +303,7 @@ compare_seeds.py test_compare_seeds
   test_resume_runs_only_what_is_missing | make_jobs: [_a, _b, _c, np.__version__] -> [_a, _b, _c]
   test_a_run_that_dies_is_named_and_alone_run_again | run_all: len(results) + len(failures) -> len(results)
   test_usage_errors | module: (_a, _b, _c, _d, _e, 'resume') -> (_a, _b, _c, _d, _e)
-  test_the_result_does_not_depend_on_jobs | make_parser: os.cpu_count() or 1 -> 1
+  test_the_result_does_not_depend_on_jobs | make_parser: n_processors() -> 1
 more/conv_matrix_capsules.py test_settings
   test_presets_and_flags_make_the_config | module: 0.005 -> 0.015
 more/mnist_affine_capsnet.py test_mnist_affine

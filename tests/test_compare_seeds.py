@@ -28,7 +28,7 @@ import pytest
 
 import compare_seeds
 from compare_seeds import Job, Setting, main
-from fast.workers import blas_name
+from fast.workers import blas_name, n_processors
 from helpers import DATA, ROOT, usage_error
 from support.results import parse_json
 from support.statistics import read_comparison, summarise_comparison
@@ -157,7 +157,7 @@ def test_the_result_does_not_depend_on_jobs(fake: str) -> None:
         written.append(Path("results/fake/0-5.json").read_bytes())
     assert written[0] == written[1]
     assert len(runs()) == 12
-    assert compare_seeds.make_parser().get_default("jobs") == os.cpu_count()
+    assert compare_seeds.make_parser().get_default("jobs") == n_processors()
 
 
 def test_grid_and_zip(fake: str, capsys: Capture) -> None:

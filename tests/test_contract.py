@@ -499,14 +499,18 @@ def test_a_file_that_cannot_be_replaced_is_written_in_its_place(
 ) -> None:
     """As one that is mounted by itself in a container."""
 
+    numbers = [errno.EROFS]
+
     def busy(*_: object) -> None:
-        raise OSError(errno.EBUSY, "Device or resource busy")
+        raise OSError(numbers[-1], "Device or resource busy")
 
     path = tmp_path / "file"
     path.write_bytes(b"an older and longer text")
     monkeypatch.setattr(os, "replace", busy)
-    write_file(path, b"new")
-    assert [(p.name, p.read_bytes()) for p in tmp_path.iterdir()] == [("file", b"new")]
+    for number, content in ((errno.EROFS, b"in a read-only folder"), (errno.EBUSY, b"new")):
+        numbers.append(number)
+        write_file(path, content)
+        assert [(p.name, p.read_bytes()) for p in tmp_path.iterdir()] == [("file", content)]
     with pytest.raises(OSError, match=r"cannot write .*: Device or resource busy"):
         write_file(tmp_path / "another", b"new")
 

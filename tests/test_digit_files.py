@@ -187,6 +187,7 @@ def test_without_a_test_set_every_seventh_digit_is_taken(tmp_path: Path, capsys:
     (name, whole), (test, content) = FORMS["Kaggle"](some()).items()
     unlabelled = b"".join(line.partition(b",")[2] + b"\n" for line in content.splitlines())
     write({name: whole, test: unlabelled, "sample_submission.csv": b"ImageId,Label\n1,0\n"}, tmp_path)
+    write({"._train.csv": b"Mac OS X", f"._{name}": b"Mac OS X"}, tmp_path)  # its companions of files
     found = read_digit_files(tmp_path)
     taken = np.arange(40) % 7 == 6
     for array, expected in zip(found, (train[~taken], labels[~taken], train[taken], labels[taken]), strict=True):

@@ -21,6 +21,7 @@ from data.labelled_pictures import read_sets
 from helpers import ROOT, script_environment, write_folder
 from more import your_own_images
 from support.experiment import code_files
+from support import results
 from support.results import is_git_root
 
 Patch = pytest.MonkeyPatch
@@ -231,6 +232,19 @@ def test_every_text_has_an_encoding_of_its_own(name: str) -> None:
     tree = ast.parse((ROOT / f"{name.replace('.', '/')}.py").read_text("utf-8"))
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
     assert [f"line {call.lineno}: {ast.unparse(call)}" for call in calls if not encodes(call)] == []
+
+
+def test_a_git_that_writes_paths_in_its_own_way_or_trusts_no_folder(monkeypatch: Any, capsys: Any) -> None:
+    said = subprocess.CompletedProcess([], 0, "/c/Users/me/project\n", "")
+    monkeypatch.setattr(results, "git", lambda *words, cwd=None: said)
+    monkeypatch.setattr(results.shutil, "which", lambda name: name)
+    assert not is_git_root(ROOT)
+    said.stdout, said.stderr = "", "fatal: …\n\tgit config --global --add safe.directory /x\n"
+    assert results.git_commit.__wrapped__() is None
+    assert "as git does not trust the folder" in capsys.readouterr().err
+    said.stderr = "fatal: not a git repository"
+    assert results.git_commit.__wrapped__() is None
+    assert capsys.readouterr().err == ""
 
 
 def test_a_clone_of_windows_in_an_old_locale(tmp_path: Path) -> None:

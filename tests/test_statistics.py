@@ -102,7 +102,8 @@ def test_a_file_is_read_with_its_means_and_whole_configurations(tmp_path: Path) 
     settings = read_comparison(path)["settings"]
     assert settings["low"]["config"] == {"n_epochs": 3, "lr": "low"}
     assert settings["high"]["models"]["capsules"]["x_accuracy"]["mean"] == pytest.approx(0.6)
-    save_result(path := tmp_path / "parts.json", {"parts": {"a": first, "b": comparison_of(only={"cnn": [0.1]})}})
+    parts = {"a": first, "b": comparison_of(only={"cnn": [0.1]})}
+    save_result(path := tmp_path / "C#" / "parts.json", {"parts": parts})
     assert list(read_comparison(f"{path}#b")["settings"]) == ["only"]
     for where, message in (
         (path, "has no part '', but a, b"),

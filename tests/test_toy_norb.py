@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import functools
+import os
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -245,6 +247,21 @@ def test_toys_are_drawn_once_and_again_where_a_file_is_missing(small_cache: Path
     next(folder.iterdir()).unlink()
     assert toys.cached_toys(small_cache, 0) == folder
     assert set(contents(folder)) == NAMES
+
+
+def test_a_cache_of_another_person_and_one_without_locks(small_cache: Path, monkeypatch: Patch) -> None:
+    fcntl = pytest.importorskip("fcntl")
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    folder = toys.cached_toys(small_cache, 0)
+    assert set(contents(folder)) == NAMES
+    (small_cache / "toys.lock").unlink()
+    monkeypatch.setattr(os, "utime", refuse)
+    assert toys.cached_toys(small_cache, 0) == folder
+    assert not (small_cache / "toys.lock").exists()  # nothing is written where the set is whole
 
 
 def test_the_cache_keeps_four_sets(small_cache: Path) -> None:
