@@ -79,12 +79,12 @@ def as_images(place: Path, x: Array) -> Array:
     if not len(x) or x.shape[1:] not in ((SIDE, SIDE), (SIDE, SIDE, 1), (SIDE**2,)) or x.dtype.kind not in "uifb":
         raise ValueError(f"{place} has images of the shape {x.shape} of {x.dtype}, not of {SIDE} x {SIDE} pixels")
     x = x.reshape(-1, SIDE, SIDE)
-    if x.dtype == np.uint8:
+    if x.dtype == np.uint8 and x.max() > 1:
         return x
     low, high = x.min(), x.max()
     if not (low >= 0 and high <= 255):  # a NaN too
         raise ValueError(f"{place} has images of {low:g} to {high:g}, not of 0 to 255 or 0 to 1")
-    return np.rint(x * (255.0 if x.dtype.kind in "fb" and high <= 1 else 1.0)).astype(np.uint8)
+    return np.rint(x * (255.0 if high <= 1 else 1.0)).astype(np.uint8)
 
 
 def as_labels(place: Path, y: Array) -> Array:

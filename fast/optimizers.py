@@ -55,6 +55,9 @@ def muon_step(
         if key in matrices:
             jobs.append(partial(_muon, p, gs, m, lr, keep, matrices[key]))
             continue
+        if not all(array.flags.c_contiguous for array in (p, m, v)):  # reshape would copy, and the step be lost
+            jobs.append(partial(_adam, p, gs, m, v, state.step, lr, keep))
+            continue
         p, m, v, *gs = (array.reshape(-1) for array in (p, m, v, *gs))
         for start in range(0, p.size, BLOCK):
             b = slice(start, start + BLOCK)
@@ -67,7 +70,7 @@ def _adam(
     p: Array, grads: list[Array], m: Array, v: Array, step: int, lr: float, keep: float,
     beta1: float = 0.9, beta2: float = 0.999, epsilon: float = 1e-8,
 ) -> None:
-    """Update the vectors p, m and v in place; ``step`` counts from 1.
+    """Update the arrays p, m and v in place; ``step`` counts from 1.
 
     The bias corrections are in the step size and in epsilon: the update is bound by memory, and this saves passes.
     """

@@ -171,15 +171,21 @@ def set_blas_threads(n: int) -> int | None:
     return before
 
 
+_limits, _lock = list[int | None](), threading.Lock()  # how many threads the BLAS had before each limit that holds
+
+
 @contextlib.contextmanager
 def blas_threads(n: int) -> Iterator[None]:
-    """Limit the BLAS to ``n`` threads."""
-    before = set_blas_threads(n)
+    """Limit the BLAS to ``n`` threads, for all threads of the process, until the last of such limits ends."""
+    with _lock:
+        _limits.append(set_blas_threads(n))
     try:
         yield
     finally:
-        if before is not None:
-            set_blas_threads(before)
+        with _lock:
+            before = _limits.pop()
+            if before is not None:
+                set_blas_threads(n if _limits else before)
 
 
 def n_processors() -> int:

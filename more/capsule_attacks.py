@@ -154,7 +154,8 @@ class Config(Settings):
 class Options(RunOptions):
     models: tuple[str, ...] = setting(MODEL_NAMES, list_of(one_of(MODEL_NAMES)), "Train and attack only these.",
         usual=True)
-    threads: int = redeclared(conv.Options, "threads")
+    threads: int = redeclared(conv.Options, "threads", help="Use N threads. With --network capsnet the last bits of the"
+        " numbers depend on N, else none.")
 
 
 def fields_of(config: Config, other: Any) -> dict[str, Any]:
@@ -374,11 +375,12 @@ def run(config: Config, options: Any = NO_OPTIONS, **more: Any) -> tuple[dict[st
 def make_result(
     config: Config, states: Mapping[str, TrainState], found: Mapping[str, attacks.Found], data: Any
 ) -> dict[str, Any]:
-    """The JSON of a run; accuracies are fractions, "accuracy" is that without an attack, on all test images. Accuracies
-    under attack are in "attack", by epsilon, and also among a model's metrics, such as ``fgsm_0.1_accuracy``. Those
-    among the images that all networks classify correctly without an attack are in "attack_of_both", and such as
-    ``fgsm_0.1_of_both_accuracy`` (0 where there are no such images). "convergence" has the accuracy under all attacks
-    but the search, by epsilon and by the number of steps."""
+    """The JSON of a run; accuracies are fractions, "accuracy" is that without an attack, on all test images of matrix
+    networks on a grid and on the attacked images of the others. Accuracies under attack are in "attack", by epsilon,
+    and also among a model's metrics, such as ``fgsm_0.1_accuracy``. Those among the images that all networks classify
+    correctly without an attack are in "attack_of_both", and such as ``fgsm_0.1_of_both_accuracy`` (0 where there are no
+    such images). "convergence" has the accuracy under all attacks but the search, by epsilon and by the number of
+    steps."""
     models, names = dict[str, dict[str, Any]](), [f"{epsilon:g}" for epsilon in config.epsilons]
     both = np.all([one.clean for one in found.values()], axis=0)
     every = np.full(len(both), True)

@@ -50,7 +50,7 @@ def verdict(difference: Json) -> str | None:
     low, high = difference["low"], difference["high"]
     if difference["n"] < MIN_SEEDS or low is None:
         return None
-    return "undecided" if low <= 0 <= high else "higher" if low > 0 else "lower"
+    return "higher" if low > 0 else "lower" if high < 0 else "undecided"
 
 
 def compare_pairs(values: list[float], others: list[float]) -> Json:

@@ -182,6 +182,14 @@ def test_the_folders_own_name_is_emnist_or_holds_the_word_in_another(
     np.testing.assert_array_equal(read_digit_files("~/EMNIST")[0], some()[0])
 
 
+@pytest.mark.parametrize("kind", [np.uint8, np.int64, np.float32, bool])
+def test_images_of_0_and_1_are_black_and_white(kind: Any, tmp_path: Path) -> None:
+    bits = np.random.default_rng(0).integers(0, 2, (14, 28, 28))
+    np.savez(tmp_path / "bits.npz", x_train=bits.astype(kind), y_train=np.arange(14) % 10)
+    train, _, test, _ = read_digit_files(tmp_path)
+    assert sorted(np.unique([*train, *test])) == [0, 255]
+
+
 def test_without_a_test_set_every_seventh_digit_is_taken(tmp_path: Path, capsys: Capture) -> None:
     train, labels, *_ = some()
     (name, whole), (test, content) = FORMS["Kaggle"](some()).items()

@@ -98,6 +98,17 @@ def test_adamw_by_hand(step: Any) -> None:
     check_adamw(step)
 
 
+def test_a_parameter_in_any_order_of_memory_is_updated() -> None:
+    states = []
+    for order in (lambda w: w, np.asfortranarray):
+        state = TrainState("x", {"w": order(np.arange(12.0).reshape(3, 4))})
+        for gradient in np.random.default_rng(0).standard_normal((3, 3, 4)):
+            adamw_step(state, [{"w": order(gradient)}], 0.1, 0.5, ("w",))
+        states.append(state)
+    check_close(states[1].params["w"], states[0].params["w"], "w", 1e-14)
+    assert not np.array_equal(states[1].params["w"], np.arange(12.0).reshape(3, 4))
+
+
 def test_muon_by_hand() -> None:
     check_muon()
 

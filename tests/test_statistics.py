@@ -76,7 +76,8 @@ def test_a_pair_by_hand_whatever_the_order(order: tuple[str, str], sign: int, wo
 
 def test_the_verdict_is_the_intervals_with_five_seeds_or_more() -> None:
     for low, high, word in ((0.1, 0.3, "higher"), (-0.3, -0.1, "lower"), (-0.1, 0.3, "undecided"),
-                            (0.0, 0.1, "undecided"), (-0.1, 0.0, "undecided")):
+                            (0.0, 0.1, "undecided"), (-0.1, 0.0, "undecided"),
+                            (float("nan"), float("nan"), "undecided")):
         assert verdict({"n": 5, "low": low, "high": high}) == word
         assert verdict({"n": 4, "low": low, "high": high}) is None
 

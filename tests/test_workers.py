@@ -118,6 +118,18 @@ def test_the_blas_is_limited_inside_alone() -> None:
             assert blas_now() == before
 
 
+def test_the_last_of_several_limits_frees_the_blas() -> None:
+    """As of two trainings in two threads of a notebook, the first of which ends first."""
+    with threadpoolctl.threadpool_limits(2, user_api="blas"):
+        first, second = blas_threads(1), blas_threads(1)
+        first.__enter__()
+        second.__enter__()
+        first.__exit__(None, None, None)
+        assert blas_now() == {1}
+        second.__exit__(None, None, None)
+        assert blas_now() == {2}
+
+
 def test_as_many_threads_as_processors_and_at_most_four(monkeypatch: pytest.MonkeyPatch) -> None:
     for n_cpus, expected in ((1, 1), (3, 3), (64, 4)):
         monkeypatch.setattr(module.os, "sched_getaffinity", lambda pid, n=n_cpus: set(range(n)), raising=False)
