@@ -280,7 +280,8 @@ def check_settings(document: Json, args: argparse.Namespace, settings: list[Any]
     ]:
         yield "its settings are not those of its command"
     config = document["config"]
-    for flag, value in itertools.pairwise(shlex.split(args.command.partition(" -- ")[2])):
+    words = shlex.split(re.sub(r"(--[a-z-]+)=", r"\1 ", args.command.partition(" -- ")[2]))
+    for flag, value in itertools.pairwise(words):
         name = flag.removeprefix("--").replace("-", "_")
         if flag.startswith("--") and not value.startswith("--") and name in config and not is_told(value, config[name]):
             yield f"its command has {flag} {value}, its configuration {config[name]}"

@@ -315,7 +315,8 @@ def test_what_a_run_is_started_with(fake: str, monkeypatch: pytest.MonkeyPatch) 
     assert [(job.seed, job.setting.name[-1]) for job in jobs] == [(7, "a"), (7, "b"), (9, "a"), (9, "b")]
     executor: Any = SimpleNamespace(submit=lambda *given: given)
     monkeypatch.setenv("PYTHONPATH", "mine")
-    threads = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "3")
+    names = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
+    threads = dict.fromkeys(names, "3")
     flags = ["--kind=b", "--seed=9", "--threads=3", "--quiet"]
     command = [sys.executable, str(Path("fake.py").resolve()), *flags, f"--out-json={jobs[3].file}"]
     path = {"PYTHONPATH": os.pathsep.join([str(ROOT), "mine"])}

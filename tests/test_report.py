@@ -378,6 +378,7 @@ PLANTED: list[tuple[tuple[Any, ...], Any, str]] = [  # where, the wrong value, t
     (("command",), COMPARE + " --part x", "its command writes results/fake/r.json#x"),
     (("command",), COMPARE + " -- --arch x", "unrecognized arguments"),
     (("command",), COMPARE + " -- --shift 0.2", "its command has --shift 0.2, its configuration 0.1"),
+    (("command",), COMPARE + " -- --shift=0.2", "its command has --shift 0.2, its configuration 0.1"),
     (("command",), "python fake.py --out-json results/fake/r.json", "its command makes none"),
 ]
 

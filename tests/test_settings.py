@@ -186,7 +186,7 @@ def test_presets_and_flags_make_the_config() -> None:
     assert config_of(affine, ["--canvas", "40"]).max_shift == 6
     assert config_of(affine, ["--preset", "paper"]).conv_channels == 256
     matrix = config_of(conv, ["--preset", "paper", "--dataset", "toys"])
-    assert (matrix.sizes, matrix.em_iters, matrix.variance_floor, matrix.lr) == ((64, 8, 16, 16), 3, 8.0, 0.005)
+    assert (matrix.sizes, matrix.em_iters, matrix.variance_floor, matrix.lr) == ((64, 8, 16, 16), 3, 8.0, 0.0025)
     assert config_of(conv, ["--preset", "paper", "--lr", "0.01"]).lr == 0.01
     params = conv.make_models(matrix)["capsules"].init_params(np.random.default_rng(0))
     assert sum(p.size for p in params.values()) == 68_754

@@ -327,12 +327,12 @@ def test_seed_threads_and_places_reach_what_draws(tmp_path: Path, monkeypatch: P
     assert script.main(["--out-dir=~/toys", "--seed=4", "--threads=3"]) == 0
     write.assert_called_once_with(tmp_path / "toys", 4, 3)
     assert capsys.readouterr().out == f"wrote {tmp_path / 'toys'}\n"
-    monkeypatch.setattr(script, "contact_sheet", draw := Mock(return_value=b"png"))
+    monkeypatch.setattr(script, "contact_sheet", draw := Mock(return_value=b"\x89PNG"))
     path = tmp_path / "new" / "sheet.png"
     for flags, real in (([], None), ([f"--data-dir={tmp_path}"], tmp_path)):
         assert script.main([f"--figure={path}", "--seed=4", *flags]) == 0
         assert draw.call_args.args == (4, real)
-    assert (path.read_bytes(), write.call_count) == (b"png", 1)
+    assert (path.read_bytes(), write.call_count) == (b"\x89PNG", 1)
 
 
 @pytest.mark.parametrize("ending", ["", ".gz"])
