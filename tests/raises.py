@@ -27,6 +27,7 @@ ROOT = Path(__file__).resolve().parent.parent
 BASE = ("multimnist_capsnet.py", "smallnorb_novel_viewpoint.py")
 PLACES = ("*.py", "data/*.py", "support/*.py", "evidence/*.py", "more/*.py")
 NO_REFUSALS = ("NotImplementedError", "SystemExit(0)", "KeyboardInterrupt('terminated')")  # --help, a signal
+OLD_PYTHON = "SystemExit(f'this needs Python"  # on which no test runs
 Place = tuple[str, int]  # a file, and a line
 _reached: set[Place] = set()
 _of_code: dict[CodeType, bool] = {}  # whether it is watched
@@ -39,7 +40,10 @@ def refusals() -> dict[Place, str]:
     for path in sorted(path for pattern in PLACES for path in ROOT.glob(pattern)):
         text = path.read_text(encoding="utf-8")
         for node in ast.walk(ast.parse(text)):
-            if isinstance(node, ast.Raise) and node.exc and ast.unparse(node.exc) not in NO_REFUSALS:
+            if not isinstance(node, ast.Raise) or not node.exc:
+                continue
+            words = ast.unparse(node.exc)
+            if words not in NO_REFUSALS and not words.startswith(OLD_PYTHON):
                 line = text.splitlines()[node.lineno - 1].strip()
                 name = f"{path.relative_to(ROOT)}:{node.lineno}: {line}"
                 if path.name in BASE:
