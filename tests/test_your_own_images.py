@@ -400,7 +400,7 @@ def test_the_classes_that_the_sheet_can_only_number_are_named(
     assert capsys.readouterr().out == "class 2 is 犬\n"
     assert drawn[1] == (None, True)  # colours, and whether to write over a page's picture
     texts = "\n".join(text.get_text() for text in drawn[0].findobj(Text))
-    assert "Ten test pictures as they see them" in texts
+    assert "Ten test images as they see them" in texts
     assert "class 2" in texts
     assert "class 3" not in texts
 
