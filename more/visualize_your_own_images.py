@@ -88,7 +88,7 @@ def sheet(images: Array, labels: Array, names: Sequence[str], answers: dict[str,
     subtitle = f"{number} test images as they see them" + ", and what the CapsNet draws of each" * (drawn is not None)
     rows = {"as read": images} | ({"drawn": drawn} if drawn is not None else {})
     height = 1.1 + len(rows) + 0.2 * len(answers)
-    fig = make_figure(height, "Your images as the networks see them", subtitle)
+    fig = make_figure(height, "Your images as the networks get them", subtitle)
     ax = fig.subplots()
     pictures = np.stack([np.broadcast_to(row, (*images.shape[:3], 3)) for row in rows.values()])
     grid = show_pictures(ax, pictures, tuple(rows), gap=(images.shape[1] // 3, 2), interpolation="nearest", n_greys=256)
