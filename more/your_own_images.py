@@ -52,11 +52,11 @@ from more import conv_matrix_capsules as conv
 from more.conv_matrix_capsules import Examples
 from smallnorb_novel_viewpoint import (
     FOLDER, NO_OPTIONS, OUTPUT, Callback, Session, SettingError, Settings, Stream, TrainState, UserError, count_params,
-    fraction_right, generator, int_in, is_there, list_of, model_metrics, one_line, one_of, parse, permutation,
+    fraction_right, generator, int_in, list_of, model_metrics, one_line, one_of, parse, permutation,
     print_message, read_checkpoint, report, require_finite, require_own_outputs, result_document, script, setting,
     write_file,
 )
-from support.experiment import PredictOptions, require_alone, unfinished
+from support.experiment import PredictOptions, require_alone, require_writable, unfinished
 from support.tables import class_accuracies, confusion_lines, confusion_matrix, describe_classes
 
 # Dimension letters
@@ -391,12 +391,6 @@ def format_answers(answers: Answers) -> str:
 HEAD = ("file", "model", "class")
 
 
-def require_answers(path: Path) -> None:
-    """Raises UserError where a file is there that holds no answers, such as a picture."""
-    if is_there(path) and not path.read_bytes()[:16].startswith((",".join(HEAD).encode(), b"[")):
-        raise UserError(f"{path} is there, and holds no answers: name another file")
-
-
 def write_answers(path: Path, answers: Answers) -> None:
     """A row for each picture and network: file, model, class, and the answer for each class. Raises UserError."""
     rows = [
@@ -434,7 +428,7 @@ def main(argv: Sequence[str]) -> None:
         require_alone(given, "predict", "checkpoint", "threads", "quiet", "out")
         assert options.checkpoint
         if options.out:
-            require_answers(options.out)
+            require_writable(options.out, ours=(",".join(HEAD).encode(), b"["))
         answers = predict(options.checkpoint, options.predict, options.threads, options.quiet)
         if options.out:
             write_answers(options.out, answers)

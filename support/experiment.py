@@ -85,11 +85,12 @@ def unfinished(
 OUR_FILES = (b"GIF8", b"\x89PNG", b"<!DOCTYPE html>", b"{")  # how pictures, the explorer and results begin
 
 
-def require_writable(*paths: Path) -> None:
-    """Find out before the work that a file cannot be written there, or that another kind of file would be lost."""
+def require_writable(*paths: Path, ours: tuple[bytes, ...] = OUR_FILES) -> None:
+    """Find out before the work that a file cannot be written there, or that one which begins as none of ``ours`` would
+    be lost."""
     for path in paths:
         write_file(path, None)
-        if is_there(path) and not path.read_bytes()[:16].startswith(OUR_FILES):
+        if is_there(path) and not path.read_bytes()[:16].startswith(ours):
             raise UserError(f"{path} is there, and is of something else: name another file")
 
 

@@ -168,7 +168,7 @@ def test_answers_replace_answers_alone(trained: Trained, tmp_path: Path, capsys:
     for path in (copied, notes):
         content = path.read_bytes()
         line = failure(m, [f"--checkpoint={checkpoint}", f"--out={path}", "--predict", str(copied)], capsys)
-        assert line == f"error: {path} is there, and holds no answers: name another file\n"
+        assert line == f"error: {path} is there, and is of something else: name another file\n"
         assert path.read_bytes() == content
     for name in ("a.csv", "a.json"):
         for _ in range(2):
