@@ -80,13 +80,20 @@ def margin_loss(scores: Array, labels: Array) -> tuple[Array, Array]:
 
 
 def by_image(mean_loss: Callable[[Array, Array], tuple[float, Array]]) -> Loss:
-    """The losses of single images, from a function that gives their mean and its gradient."""
+    """The losses of single images, from a function that gives their mean and its gradient.
+
+    In float64: in float32 the softmax of a class that leads by more than 16.6 logits is 1, and its gradient 0.
+    """
 
     def loss(scores: Array, labels: Array) -> tuple[Array, Array]:
-        found = [mean_loss(scores[k : k + 1], labels[k : k + 1]) for k in range(len(labels))]
-        return np.array([value for value, _ in found]), np.concatenate([dscores for _, dscores in found])
+        found = [mean_loss(scores[k : k + 1].astype(float), labels[k : k + 1]) for k in range(len(labels))]
+        values, dscores = zip(*found, strict=True)
+        return np.array(values), np.concatenate(dscores).astype(scores.dtype)
 
     return loss
+
+
+LEAST_ODDS = 1e-30  # its inverse is a float32
 
 
 def of_log_odds(loss: Loss) -> Loss:
@@ -98,10 +105,9 @@ def of_log_odds(loss: Loss) -> Loss:
     """
 
     def odds_loss(a: Array, labels: Array) -> tuple[Array, Array]:
-        least = max(1e-15, float(np.finfo(a.dtype).eps))
-        a = np.clip(a, least, 1 - least)
-        values, dodds = loss(np.log(a) - np.log1p(-a), labels)
-        return values, dodds / (a * (1 - a))
+        p = np.clip(a.astype(float), LEAST_ODDS, 1 - max(1e-15, float(np.finfo(a.dtype).epsneg)))
+        values, dodds = loss(np.log(p) - np.log1p(-p), labels)
+        return values, (dodds / (p * (1 - p))).astype(a.dtype)
 
     return odds_loss
 
@@ -121,7 +127,7 @@ def checks(n_steps: int) -> set[int]:
     """The steps after which their size may be halved: first after 22 % of them, then ever sooner, down to 6 %."""
     at, span, found = 0.22, 0.22, set()
     while at < 1:
-        found.add(math.ceil(at * n_steps))
+        found.add(math.ceil(round(at * n_steps, 6)))
         span = max(span - 0.03, 0.06)
         at += span
     return found
@@ -133,13 +139,13 @@ def iterated(
 ) -> Array:
     """Those images (N, H, W, C) of the greatest loss that ``n_steps`` steps reach from ``start``, or from the images.
 
-    One step is FGSM. With ``stop`` an image is left as it is as soon as a step of it misleads the network.
+    One step is FGSM. With ``stop`` an image is left as it is as soon as it misleads the network.
     """
     low, high = box(images, epsilon, bounds)
     x = images if start is None else np.clip(start, low, high)
-    _, value, dx = network.gradient(x, labels, loss)
+    scores, value, dx = network.gradient(x, labels, loss)
     best, best_value, best_dx, last = x.copy(), value.copy(), dx.copy(), x
-    running = np.ones(len(x), bool)
+    running = ~(stop & (scores.argmax(axis=1) != labels))
     size = np.full((len(x), *[1] * (x.ndim - 1)), 2 * epsilon, x.dtype)
     size_then, best_then, rises, checked = size, best_value.copy(), np.zeros(len(x), int), 0
     for step in range(1, n_steps + 1):
