@@ -312,8 +312,11 @@ def store_document(path: Path, part: str | None, document: Json) -> None:
 
 
 def require_own(args: argparse.Namespace) -> None:
-    """Raises UserError where the file, or the part of it, is of another command; with --resume, of an experiment."""
+    """Raises UserError where the file has parts and none is named, or the other way, and where it, or the part of it,
+    is of another command; with --resume, of an experiment."""
     found = read_result(args.out) if args.out.exists() else {}
+    if found and ("parts" in found) != bool(args.part):
+        raise UserError(f"{args.out} {'is one comparison, without parts' if args.part else 'has parts: give --part'}")
     found = found.get("parts", {}).get(args.part, {}) if args.part else found
     command = found.get("command", args.command)
     is_own = found.get("experiment", args.script.stem) == args.script.stem if args.resume else command == args.command
@@ -451,14 +454,12 @@ def parse_command(argv: Sequence[str]) -> tuple[argparse.Namespace, list[Setting
 
 @script
 def main(argv: Sequence[str]) -> None:
-    args, settings = parse_command(sys.argv[1:] if argv is None else argv)
+    args, settings = parse_command(argv)
     if args.script.is_relative_to(ROOT):  # another one may do anything when it is imported
         for setting in settings:
             parse_flags(args.script, [*setting.args, *RUN_FLAGS])
     args.commit, archive = git_commit(), pack(args.script)
     require_writable(args.out, CACHE / "a run")
-    if args.out.exists() and ("parts" in read_result(args.out)) != bool(args.part):
-        raise UserError(f"{args.out} {'is one comparison, without parts' if args.part else 'has parts: give --part'}")
     require_own(args)
     jobs = make_jobs(args, settings, archive)
     results, failures = run_all(jobs, args, archive)

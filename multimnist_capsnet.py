@@ -739,7 +739,7 @@ def download(stem: str, folder: Path) -> Path:
             return path
         except (OSError, ValueError, http.client.HTTPException) as error:  # no connection, no file, no folder
             tried.append(f"{mirror} ({one_line(error, 80)})")
-    advice = "name the folder of its four files with --data-dir, or take --dataset strokes"
+    advice = "name the folder of its four files with --data-dir" + ", or take --dataset strokes" * HAS_DATA
     raise UnavailableError(f"MNIST could not be downloaded to {folder} from {', '.join(tried)}: {advice}")
 
 
@@ -1386,14 +1386,12 @@ class Session:
                 state.unsaved = str(error)
 
     def show(self, line: str, epoch_ended: bool = False) -> None:
-        if self.options.quiet or sys.stderr is None:
-            return
-        if is_terminal():
+        if is_terminal() and not self.options.quiet:
             width = 80
             with contextlib.suppress(OSError, ValueError):
                 width = os.get_terminal_size(sys.stderr.fileno()).columns or width
             print_message(line[: width - 1], end="")  # it replaces the line before, and vanishes at the end
-        elif epoch_ended:
+        elif epoch_ended and not self.options.quiet:
             print_message(line)
 
 

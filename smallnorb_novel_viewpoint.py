@@ -72,13 +72,6 @@ O = TypeVar("O")
 #   D  entries of a parent's pose, or of a vote          L       labels of an image    Q       points of an object
 
 
-class Pair(NamedTuple):
-    """A forward pass, ``(...) -> (out, cache)``, and its backward pass, ``(dout, cache) -> gradients``."""
-
-    forward: Callable[..., Any]
-    backward: Callable[..., Any]
-
-
 # --- Layers: each backward pass stands below its forward pass, and repeats the lines that it undoes -------------------
 
 ConvCache = tuple[Array, Array, tuple[int, ...], int, int]  # columns, w, the shape of x, stride, pad
@@ -633,28 +626,14 @@ def _rod(axis: int, start: float, stop: float, n: int, at: tuple[float, float, f
 def voxel_points() -> tuple[Array, Array]:
     """The five objects in [-1, 1]^3 as points (J, Q, 3) and a mask (J, Q) over the padding."""
     x, y, z = range(3)
-    origin = np.zeros((1, 3))
-    arms = [_rod(axis, -0.7, 0.7, 5)[[0, 1, 3, 4]] for axis in (x, y, z)]
-    cross = [origin, *arms]
-    ell = [
-        _rod(x, -0.8, 0.8, 9, at=(0, -0.7, -0.6)),
-        _rod(y, -0.6, 0.8, 8, at=(-0.8, 0, -0.6)),
-        _rod(z, -0.5, 0.5, 5, at=(-0.8, -0.7, 0)),
-    ]
-    tee = [
-        _rod(x, -0.8, 0.8, 9, at=(0, 0.7, 0)),
-        _rod(y, -0.7, 0.6, 7),
-        _rod(z, -0.4, 0.4, 5, at=(0, 0.7, 0)),
-    ]
-    frame = [
-        _rod(axis, -0.7, 0.7, 5, at=tuple(np.insert([s, t], axis, 0.0)))
-        for axis in (x, y, z)
-        for s in (-0.7, 0.7)
-        for t in (-0.7, 0.7)
-    ]
+    origin, ends = np.zeros((1, 3)), (-0.7, 0.7)
+    cross = [origin, *(_rod(axis, *ends, 5)[[0, 1, 3, 4]] for axis in (x, y, z))]
+    ell = [_rod(x, -0.8, 0.8, 9, (0, -0.7, -0.6)), _rod(y, -0.6, 0.8, 8, (-0.8, 0, -0.6)),
+           _rod(z, -0.5, 0.5, 5, (-0.8, -0.7, 0))]
+    tee = [_rod(x, -0.8, 0.8, 9, (0, 0.7, 0)), _rod(y, -0.7, 0.6, 7), _rod(z, -0.4, 0.4, 5, (0, 0.7, 0))]
+    frame = [_rod(axis, *ends, 5, tuple(np.insert([s, t], axis, 0))) for axis in (x, y, z) for s in ends for t in ends]
     prong = np.linspace(0.17, 0.85, 5)[:, None]
     tripod = [origin, *(prong * direction for direction in np.array([[1, 0, 0], [0, 1, 0], [-0.7, -0.7, -0.7]]))]
-
     return padded([np.concatenate(parts) for parts in (cross, ell, tee, frame, tripod)])
 
 
@@ -1319,14 +1298,12 @@ class Session:
                 state.unsaved = str(error)
 
     def show(self, line: str, epoch_ended: bool = False) -> None:
-        if self.options.quiet or sys.stderr is None:
-            return
-        if is_terminal():
+        if is_terminal() and not self.options.quiet:
             width = 80
             with contextlib.suppress(OSError, ValueError):
                 width = os.get_terminal_size(sys.stderr.fileno()).columns or width
             print_message(line[: width - 1], end="")  # it replaces the line before, and vanishes at the end
-        elif epoch_ended:
+        elif epoch_ended and not self.options.quiet:
             print_message(line)
 
 
@@ -1623,10 +1600,8 @@ def true_class_mass(model: Network, params: Params, split: Split) -> float:
 
 def evaluate(model: Network, params: Params, data: Data) -> dict[str, float]:
     """Accuracy on the familiar and on the held-out viewpoints."""
-    return {
-        "familiar_accuracy": accuracy(model, params, data.familiar),
-        "held_out_accuracy": accuracy(model, params, data.held_out),
-    }
+    parts = {"familiar_accuracy": data.familiar, "held_out_accuracy": data.held_out}
+    return {name: accuracy(model, params, split) for name, split in parts.items()}
 
 
 def steps_per_epoch(config: Config, data: Data) -> int:

@@ -36,7 +36,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from support.statistics import MIN_SEEDS, describe_sample
+from support.statistics import MIN_SEEDS, at_equal_values, describe_sample, t_quantile
 
 Json = dict[str, Any]
 ALPHA = 0.05
@@ -403,23 +403,6 @@ def runs_by_seed(document: Json) -> dict[int, Json]:
     return {run["seed"]: run for run in next(iter(document["settings"].values()))["runs"]}
 
 
-def at_equal_values(runs: Sequence[tuple[Json, str]], metric: str, equal: str) -> list[float]:
-    """``metric`` of each (run, model) where its ``equal`` is the least of all runs' last: at the end of one of them,
-    and where the others first come to it, between two epochs. [Hinton 2018, sec. 5.1]"""
-    histories = [run["history"][model] for run, model in runs]
-    level = min(history[equal][-1] for history in histories)
-    values = []
-    for history in histories:
-        x, y = history[equal], history[metric]
-        if x[-1] == level:
-            values.append(y[-1])
-            continue
-        k = next(k for k, now in enumerate(x) if now >= level)
-        part = (level - x[k - 1]) / (x[k] - x[k - 1]) if k else 1.0
-        values.append(y[k - 1] + part * (y[k] - y[k - 1]) if k else y[0])
-    return values
-
-
 def paired_values(condition: Condition, documents: Sequence[Json]) -> np.ndarray:
     """Values of both sides (seeds, 2). Raises KeyError where the files have not what is wanted of them."""
     both = sides(condition)
@@ -490,7 +473,8 @@ def make_claims(
     claims: Sequence[Claim], read: Callable[[str], Json | None], registered: Sequence[Claim] = ()
 ) -> Json:
     """results/claims.json. ``read`` gives the comparison in a place below results/, None where it has not been run.
-    Raises KeyError."""
+    Raises KeyError, and UserError without scipy."""
+    t_quantile(MIN_SEEDS)
     n_looks = sum(condition.looks for claim in claims for condition in claim.conditions)
     entries = []
     for claim in claims:

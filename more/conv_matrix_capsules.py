@@ -323,14 +323,14 @@ def over_parents(fields: Fields, x: Array, combine: np.ufunc) -> Array:
     return gather(scatter(by_field, fields, combine), fields).reshape(L, M, 1)
 
 
-VOTES = smallnorb.Pair(votes_forward, votes_backward)
+VOTES = multimnist.Pair(votes_forward, votes_backward)
 
 
 class FieldRoutingCache(NamedTuple):
     fields: Fields
     n_in: int  # I
     shared: bool  # whether w is (1, 1, I, J, P, P)
-    vote: smallnorb.Pair
+    vote: multimnist.Pair
     votes: VotesCache
     mass_unit: float
     em: EMCache  # a field in place of an image, with its M children and J parents
@@ -338,7 +338,7 @@ class FieldRoutingCache(NamedTuple):
 
 def field_routing_forward(
     pose: Array, a_in: Array, w: Array, beta_a: Array, beta_v: Array, n_iters: int, variance_floor: float, k: int,
-    stride: int = 1, offset: Array | None = None, vote: smallnorb.Pair = VOTES,
+    stride: int = 1, offset: Array | None = None, vote: multimnist.Pair = VOTES,
 ) -> tuple[Array, Array, FieldRoutingCache]:
     """EM routing where a parent's children are the capsules of its K x K field, and w is the same at all positions.
 

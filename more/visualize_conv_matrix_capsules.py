@@ -37,10 +37,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from evidence.claims import at_equal_values
 from more import conv_matrix_capsules as conv
 from more.conv_matrix_capsules import Array, Config, smallnorb
 from multimnist_capsnet import resolve_auto
+from support.statistics import at_equal_values
 
 MODELS = {"capsules": EM_CAPSULES, "cnn": CNN}
 DEGREES_BEYOND = "degrees beyond the trained range; 0: within it"

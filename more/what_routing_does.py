@@ -131,7 +131,7 @@ Options = RunOptions  # those of every training
 # --- EM routing over receptive fields: even assignments, and a learned bias of the votes ------------------------------
 
 
-def biased_votes(bias: Array) -> smallnorb.Pair:
+def biased_votes(bias: Array) -> Pair:
     """The pair of votes M_i W_ij + b_j with the bias (J, D). [Peer 2019]
 
     The mean of votes whose weights have the sum 1 moves by the bias, and no distance changes. Where a parent has hardly
@@ -147,7 +147,7 @@ def biased_votes(bias: Array) -> smallnorb.Pair:
         # votes = pose w + bias
         return *smallnorb.votes_backward(dvotes, cache), dvotes.sum(axis=(0, 1))
 
-    return smallnorb.Pair(forward, backward)
+    return Pair(forward, backward)
 
 
 def biased_routing_forward(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,23 @@ def summarise(runs: list[Json], reference: str | None) -> Json:
         if name != reference and (own := values.get((str(reference), metric))):
             paired[name][metric] = compare_pairs(own, column)
     return {"models": models, "paired": {name: entry for name, entry in paired.items() if entry}}
+
+
+def at_equal_values(runs: Sequence[tuple[Json, str]], metric: str, equal: str) -> list[float]:
+    """``metric`` of each (run, model) where its ``equal`` is the least of all runs' last: at the end of one of them,
+    and where the others first come to it, between two epochs. [Hinton 2018, sec. 5.1]"""
+    histories = [run["history"][model] for run, model in runs]
+    level = min(history[equal][-1] for history in histories)
+    values = []
+    for history in histories:
+        x, y = history[equal], history[metric]
+        if x[-1] == level:
+            values.append(y[-1])
+            continue
+        k = next(k for k, now in enumerate(x) if now >= level)
+        part = (level - x[k - 1]) / (x[k] - x[k - 1]) if k else 1.0
+        values.append(y[k - 1] + part * (y[k] - y[k - 1]) if k else y[0])
+    return values
 
 
 def summarise_comparison(document: Json) -> Json:

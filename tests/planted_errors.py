@@ -226,6 +226,7 @@ evidence/claims.py test_claims
      verdict_of: MIN_SEEDS -> 2
   test_only_the_first_of_the_listed_seeds_are_taken | paired_values: max(_a) - _b >= len(_a) -> False |
      paired_values: set(_a) != set(_b) -> len(_a) < len(_b)
+support/statistics.py test_claims
   test_a_claim_may_be_read_at_equal_accuracy | at_equal_values: _a[-1] == _b -> False
   test_values_at_equal_accuracy_by_hand | at_equal_values: (_a - _b) / _c -> (x[k] - _a) / _c |
      at_equal_values: min -> max

@@ -26,7 +26,7 @@ from data import files, toy_norb as toys
 from evidence import claims, earlier, search, visualize_claims
 from explorer import make_explorer as explorer, make_explorer_gif as animation
 from figure_checks import held, legend_of
-from helpers import EXPERIMENTS, MNIST, digits_folder, failure, load, needs_mnist, usage_error, write_folder
+from helpers import EXPERIMENTS, MNIST, digits_folder, failure, load, needs_mnist, write_folder
 from more import attacks, capsule_attacks as m, conv_matrix_capsules as conv, visualize_networks as networks
 from more import your_own_images as own
 from smallnorb_novel_viewpoint import settings_of, text_of
@@ -279,17 +279,3 @@ def test_a_default_that_the_help_tells_in_numbers_is_the_default(name: str) -> N
         for field, it in settings_of(one).items():
             if it.shown[:1].isdigit() and (value := getattr(one, field)) is not None:
                 assert it.shown == text_of(value) or it.shown.startswith(f"{text_of(value)}, "), field
-
-
-@pytest.mark.parametrize(
-    ("name", "words", "says"),
-    [
-        ("mnist_affine_capsnet", "--match-accuracy 98", "--match-accuracy: 98 is not between 1e-09 and 1"),
-        ("capsule_attacks", "--epsilons 8", "--epsilons: 8 is not between 1e-09 and 1"),
-        ("what_routing_does", "--study affnist --n-val 8", "--n-val: does not apply to --study affnist"),
-        ("what_routing_does", "--recon-weight 0", "--recon-weight: does not apply to --study shapes"),
-    ],
-)
-def test_flags_that_do_not_fit(name: str, words: str, says: str, capsys: Capture, monkeypatch: Patch) -> None:
-    monkeypatch.setattr(load(name), "make_data", lambda config: pytest.fail("got as far as the data"))
-    assert says in usage_error(load(name), words.split(), capsys)

@@ -91,24 +91,6 @@ def test_an_attacker_changes_images_before_they_are_standardized() -> None:
         assert np.array_equal(dx, np.zeros_like(dx))
 
 
-@pytest.mark.parametrize(
-    ("words", "complaint"),
-    [
-        ("--network dense --dataset mnist", "--network: dense needs --dataset voxels or shapes"),
-        ("--network capsnet", "--network: capsnet needs --dataset mnist or strokes"),
-        ("--network dense --sizes 8,2,2,2", "--sizes: not together with --network dense"),
-        ("--network dense --n-train 20", "--n-train: not together with --network dense"),
-        ("--network capsnet --dataset strokes --lr 0.1", "--lr: not together with --network capsnet"),
-        ("--dataset strokes --standardize image", "--standardize: image needs --dataset voxels or shapes"),
-        ("--network capsnet --dataset strokes --sizes 8,2,2,2", "--sizes: not together with --network capsnet"),
-        ("--dataset voxels --data-dir x", "--data-dir: voxels has no files"),
-    ],
-)
-def test_settings_of_other_networks_are_refused(words: str, complaint: str) -> None:
-    with pytest.raises(views.UsageError, match=complaint):
-        config_of(m, words.split())
-
-
 def test_the_dense_networks_are_those_of_their_own_script() -> None:
     config = m.Config(network="dense", n_epochs=2, weight_decay=1, seed=3)
     own = views.Config(dataset="shapes", n_epochs=2, weight_decay=1, cnn_lr=1.25e-4, seed=3)
@@ -691,7 +673,7 @@ def test_the_tables_of_a_run() -> None:
 
 @pytest.mark.parametrize("flags", [[], ["--loss", "cross-entropy"]])
 def test_a_run_from_end_to_end(flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out, checkpoint = tmp_path / "out.json", tmp_path / "c.safetensors"
+    out, checkpoint = tmp_path / "out.json", tmp_path / "c.npz"
     argv = [*SMALL, *flags, "--epsilons", "0.1,0.5", "--n-attack", "6", "--checkpoint", str(checkpoint)]
     assert m.main([*argv, "--out-json", str(out)]) == 0
     printed, error = capsys.readouterr()

@@ -61,6 +61,7 @@ UNFIT = {  # flags of each script, and what is said of them
         *OF_DIGITS,
         ("--affnist 15.mat", "--affnist: needs --canvas 40"),
         ("--check-every 3", "--check-every: needs --match-accuracy"),
+        ("--match-accuracy 98", "--match-accuracy: 98 is not between 1e-09 and 1"),
         ("--min-iou 1", "unrecognized arguments: --min-iou"),  # of the base's Config
     ],
     "conv_matrix_capsules": [
@@ -86,7 +87,14 @@ UNFIT = {  # flags of each script, and what is said of them
         ("--dataset smallnorb", "--data-dir: --dataset smallnorb needs"),
         ("--data-dir f", "--data-dir: shapes has no files"),
         ("--network capsnet", "--network: capsnet needs --dataset mnist or strokes"),
-        ("--dataset strokes --network capsnet --cnn-lr 0.1", "--cnn-lr: not together with --network capsnet"),
+        *((f"--dataset strokes --network capsnet --{name} {value}", f"--{name}: not together with --network capsnet")
+          for name, value in (("cnn-lr", 0.1), ("lr", 0.1), ("sizes", "8,2,2,2"))),
+        *((f"--network dense --{name} {value}", f"--{name}: not together with --network dense")
+          for name, value in (("n-train", 20), ("sizes", "8,2,2,2"))),
+        ("--network dense --dataset mnist", "--network: dense needs --dataset voxels or shapes"),
+        ("--dataset strokes --standardize image", "--standardize: image needs --dataset voxels or shapes"),
+        ("--dataset voxels --data-dir x", "--data-dir: voxels has no files"),
+        ("--epsilons 8", "--epsilons: 8 is not between 1e-09 and 1"),
         ("--epsilons 0.1,0.1", "--epsilons: 0.1,0.1 does not rise"),
         ("--epsilons 0.2,0.1", "--epsilons: 0.2,0.1 does not rise"),
         ("--epsilons 0.1,0.10000001", "--epsilons: two of them are the same to six digits"),
@@ -95,6 +103,8 @@ UNFIT = {  # flags of each script, and what is said of them
     "what_routing_does": [
         ("--assignments random", "--assignments: random is for a CapsNet"),
         ("--transform shared", "--transform: does not apply to --study shapes"),
+        ("--study affnist --n-val 8", "--n-val: does not apply to --study affnist"),
+        ("--recon-weight 0", "--recon-weight: does not apply to --study shapes"),
         ("--study composites --vote-bias learned", "--vote-bias: does not apply to --study composites"),
         ("--study signs --n-epochs 1", "--n-epochs: does not apply to --study signs"),
         ("--study signs --plain", "--plain: does not apply to --study signs"),
