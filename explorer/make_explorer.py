@@ -271,6 +271,20 @@ def study(path: Path, config: Any, names: Sequence[str], metric: str) -> dict[st
     return compared(*([run["models"][name][metric] for run in runs] for name in names))
 
 
+def registered_of_digits() -> dict[str, Any]:
+    """The same of the registered comparisons on overlapping digits, at the settings that the searches chose:
+    ``composites``, capsules with a CNN, and ``iterations``, three of routing as ``capsules`` with one as ``cnn``."""
+    found = {}
+    for name, sides in {"composites": DIGIT_MODELS, "iterations": ("three", "one")}.items():
+        path = RESULTS / multimnist.EXPERIMENT / f"registered_{name}_48000.json"
+        if path.exists():
+            of_sides = zip(sides, DIGIT_MODELS if name == "composites" else ("capsnet", "capsnet"), strict=True)
+            found[name] = compared(*(
+                [run["models"][model]["set_accuracy"] for run in settings_in(Path(f"{path}#{part}"))[0]["runs"]]
+                for part, model in of_sides))
+    return found
+
+
 def compared(capsules: Sequence[float], cnn: Sequence[float]) -> dict[str, Any]:
     difference = describe_sample(np.subtract(capsules, cnn).tolist())
     return difference | {"capsules": float(np.mean(capsules)), "cnn": float(np.mean(cnn))}
@@ -433,7 +447,7 @@ def page_of(about: Mapping[str, Any], weights: str) -> bytes:
     page = (TEMPLATE / "explorer.html").read_text(encoding="utf-8")
     for name in ("explorer.css", "networks.js", "explorer.js"):
         page = page.replace(f"{{{{{name}}}}}", (TEMPLATE / name).read_text(encoding="utf-8"))
-    about = {**about, "pageCommit": git_commit("explorer/page")}
+    about = {**about, "registered": registered_of_digits(), "pageCommit": git_commit("explorer/page")}
     described = json.dumps(about, separators=(",", ":")).replace("</", "<\\/")
     return page.replace("{{about}}", described).replace("{{weights}}", weights).encode()
 

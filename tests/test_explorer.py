@@ -260,7 +260,8 @@ def test_a_page_is_written_anew_with_its_networks(tmp_path: Path, capsys: Any) -
     assert explorer.main(argv) == 0
     text = page.read_text()
     assert embedded(text, "weights") == packed
-    assert json.loads(embedded(text, "about")) == {**about, "pageCommit": git_commit()}
+    assert json.loads(embedded(text, "about")) == {
+        **about, "registered": explorer.registered_of_digits(), "pageCommit": git_commit()}
     assert (explorer.TEMPLATE / "explorer.js").read_text() in text
     capsys.readouterr()
     assert "argument --viewpoint: not with --keep" in usage_error(explorer, [*argv, "--viewpoint=x"], capsys)
@@ -483,6 +484,8 @@ def measured(driver: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
             patch.setattr(explorer, name, value)
         patch.setattr(explorer, "study", lambda path, *_: STUDIES[path.parent.name])
         patch.setattr(explorer, "registered_study", lambda path, *_: STUDIES[path.parent.name])
+        patch.setattr(explorer, "registered_of_digits", lambda: {
+            "composites": STUDIES["multimnist_capsnet"], "iterations": STUDIES["smallnorb_novel_viewpoint"]})
         states = digits.train_all(config, data, names=explorer.DIGIT_MODELS)
         states["capsnet"].params["routing.w"] *= 2  # so that each iteration changes answers
         view_states = views.train_all(view_config, view_data, names=explorer.VIEW_MODELS)
@@ -683,10 +686,19 @@ def test_the_table_of_accuracies(measured: Any) -> None:
     better = text_of(m.driver, "better")
     assert percentages(better)[:2] == pytest.approx([100 * expected[0][1], 100 * expected[2][1]], abs=0.0501)
     assert ("the capsules are better" in better) == (expected[0][1] > expected[2][1])
+    for of_tour, winner in (([0.3, 0.4], "the CNN is"), ([0.4, 0.3], "the capsules are")):
+        said = m.driver.execute_script("""
+            const rows = about.digits.accuracies.filter((row) => row.metric === "set_accuracy");
+            const kept = rows.map((row) => row.after);
+            rows.forEach((row, k) => { row.after = arguments[0][k]; });
+            const said = TOUR[1].answer();
+            rows.forEach((row, k) => { row.after = kept[k]; });
+            return said;""", of_tour)
+        assert f"{winner} right more often" in said
     even = pairs_right(digit_scores(m, "capsnet", m.rounded["capsnet"], test.images, 1), test.labels)[0]
     routed = pairs_right(digit_scores(m, "capsnet", m.rounded["capsnet"], test.images, 2), test.labels)[0]
     assert min(abs(even - other) for other in (routed, expected[0][1])) > 0.002
-    said = percentages(text_of(m.driver, "even-text"))[-2:]
+    said = percentages(text_of(m.driver, "even-text"))[:2]
     assert said == pytest.approx([100 * expected[0][1], 100 * even], abs=0.0501)
     assert f"On {len(test.labels)} test images" in better
     provenance = text_of(m.driver, "provenance")
@@ -703,6 +715,22 @@ def test_the_studies(measured: Any) -> None:
         parts = [100 * study[name] for name in ("capsules", "cnn", "mean", "low", "high")]
         expected = [study["n"], *parts[:3], 95, *parts[3:]]
         assert numbers(said) == pytest.approx(expected, abs=0.0501), said
+    said, study = text_of(measured.driver, "even-text"), STUDIES[name]
+    said = said.split("Networks that were trained with three are ")[1]
+    assert said.startswith("behind those trained with one")
+    expected = [-100 * study["mean"], 95, 100 * study["low"], 100 * study["high"], study["n"]]
+    assert numbers(said) == pytest.approx(expected, abs=0.0051), said
+
+
+def test_the_registered_comparisons_of_digits_are_those_of_the_claims(committed: tuple[str, Any, Any]) -> None:
+    claims = json.loads((ROOT / "results" / "claims.json").read_text())["registered"]
+    said = committed[1]["registered"]
+    assert said == explorer.registered_of_digits()
+    for name, text in (("composites", "classifies overlapping digits"), ("iterations", "Three iterations of dynamic")):
+        (c,) = (c for claim in claims if text in claim["claim"] for c in claim["conditions"]
+                if c["condition"] == "48,000 composites")
+        assert [said[name][key] for key in ("n", "capsules", "cnn", "mean")] == pytest.approx(
+            [c[key] for key in ("n", "first", "second", "difference")])
 
 
 def test_the_rule_of_one_digit_or_two(measured: Any) -> None:
@@ -850,7 +878,7 @@ def test_the_sum_of_the_votes_and_their_table_as_csv(measured: Any) -> None:
         assert [shown[0], shown[1], *shown[3:]] == pytest.approx([j, *of], abs=0.0055)
     said = numbers(text_of(m.driver, "coupling-text"))
     pair = np.argsort(-np.linalg.norm(v, axis=1))[:2]
-    ends = [[j, *np.sort(c[:, j])[[round(part * (len(c) - 1)) for part in (0.05, 0.95)]]] for j in pair]
+    ends = [[j, *np.sort(c[:, j])[[round(part * (len(c) - 1)) for part in (0.05, 0.95, 1)]]] for j in pair]
     assert said == pytest.approx([*ends[0], *ends[1], 0.1], abs=0.0006)
     for at, is_short in ((0.29, True), (0.31, False)):
         m.driver.execute_script("routed().lengths[4] = arguments[0]; chooseCapsule(4)", at)
@@ -948,6 +976,12 @@ def test_the_numbers_of_em_routing_in_the_plane(measured: Any) -> None:
     words = driver.execute_script(said, [[0.4, 0.45], [0.45, 0.55], [0.55, 0.6]])
     assert [text.partition(" of the four")[0] for text in words] == [
         "Neither parent is active.", "Parent B is active: 2.0", "Both parents are active."]
+    # Votes on a line are far from each other, and their parent is active all the same: its ellipse is what is small.
+    line = [x for k in range(4) for x in (0, -2 + 4 / 3 * k, 3 * (-1) ** k, 3 * (-1) ** (k // 2))]
+    said_of_line = driver.execute_script("setPlane(arguments[0], 3); return $('plane-text').textContent", line)
+    assert said_of_line.startswith("Parent A is active: 4.0")
+    assert "ellipse of their votes is small" in said_of_line
+    assert "close together" not in said_of_line
     for t in (1, 3):
         votes = np.round(rng.uniform(-3, 3, (1, 4, 2, 2)), 1)
         votes[0, :3, 0] = votes[0, 0, 0] + 0.3 * rng.normal(size=(3, 2)).round(1)
@@ -1230,6 +1264,17 @@ def test_a_dot_a_tiny_ring_and_a_full_canvas_are_no_digits(page: Any) -> None:
     page.execute_script("setRouting(3, false)")
 
 
+def test_two_digits_of_the_cnn_are_said_to_be_always_two(page: Any) -> None:
+    page.execute_script("change({ strokes: [{ layer: 0, points: [snapped({ x: 144, y: 144 })] }], example: -1 })")
+    drawn(page)
+    assert "no digit" in text_of(page, "answer")
+    assert text_of(page, "cnn-answer").startswith("CNN, always two: ")
+    page.execute_script("$('why').open = true")
+    assert "for the capsules alone" in page.find_element("id", "naming").text
+    page.execute_script("restore('hide=cnn&w=why')")
+    assert "CNN" not in page.find_element("id", "naming").text
+
+
 def test_a_slider_changes_the_digit_and_reset_undoes_it(page: Any) -> None:
     before = pixels_of(page, "after")
     assert before == pixels_of(page, "before")
@@ -1268,6 +1313,22 @@ def test_routing_iterations_change_the_lengths(page: Any) -> None:
     assert "all are 0.100" in text_of(page, "coupling-text")
     page.find_element("id", "bar4").click()
     settled(page, lambda: "Capsule 4" in text_of(page, "capsule-text"))
+
+
+def test_the_votes_have_an_iteration_slider_in_sight(page: Any) -> None:
+    sliders = page.find_elements("class name", "again")
+    for slider, part in zip(sliders, ("walk", "votes"), strict=True):
+        for size in ((1280, 720), (390, 664)):
+            show_as(page, *size)
+            page.execute_script("arguments[0].scrollIntoView({ block: 'start', behavior: 'instant' })", slider)
+            top = page.execute_script("return document.getElementById(arguments[0]).getBoundingClientRect().top", part)
+            assert 0 < top < size[1] / 2
+        before = page.find_element("id", part).get_attribute("innerHTML")
+        slider.send_keys("\ue012")  # the left arrow
+        drawn(page)
+        assert page.find_element("id", part).get_attribute("innerHTML") != before
+        values = [one.get_property("value") for one in [*sliders, page.find_element("id", "iterations")]]
+        assert values == [str(asked(page, "return digits.iteration"))] * 3
 
 
 def test_a_stroke_is_kept_when_the_page_is_left_at_once(page: Any) -> None:
@@ -1310,6 +1371,23 @@ def test_after_other_iterations_the_two_longest_are_the_answer(page: Any) -> Non
     assert "more iterations change nothing" in said
     page.execute_script("setRouting(1, false); updateAnswer()")
     assert text_of(page, "even-text").startswith("The first iteration has even couplings")
+
+
+def test_lines_of_lengths_have_names(page: Any) -> None:
+    names = """return [...document.querySelectorAll("#lengths text")].filter((e) => Number(e.getAttribute("x")) === 400)
+        .map((e) => [Number(e.textContent), Number(e.getAttribute("y"))]);"""
+    for example in (0, 24):  # in the first of them a third capsule overtakes the second one
+        page.execute_script("showExample(arguments[0])", example)
+        drawn(page)
+        ends = page.execute_script("return Array.from(digits.result.iterations[4].lengths)")
+        shown = page.execute_script(names)
+        long = [j for j in range(10) if ends[j] >= 0.25]
+        assert [j for j, _ in shown] == sorted(long, key=lambda j: -ends[j])
+        assert len(long) > 2
+        assert min(np.diff([y for _, y in shown])) >= 18
+    page.execute_script("restore('hide=answers&x=25')")
+    drawn(page)
+    assert page.execute_script(names) == []
 
 
 def test_undo_and_clear_one_digit(page: Any) -> None:
@@ -1717,6 +1795,17 @@ def test_a_lesson_shows_what_its_link_asks_for(page: Any) -> None:
     assert not page.find_element("id", "failure").is_displayed()
 
 
+def test_the_first_section_of_a_lesson_stands_below_the_heading_of_the_page(page: Any) -> None:
+    show_as(page, 1280, 720)
+    for only in ("routing", "em,viewpoint"):
+        page.execute_script("restore(`only=${arguments[0]}&big=1`)", only)
+        drawn(page)
+        gap = page.execute_script("""
+            const title = $(`${arguments[0].split(",")[0]}-title`).getBoundingClientRect();
+            return title.top - document.querySelector("header").getBoundingClientRect().bottom;""", only)
+        assert 0 < gap < 30
+
+
 def test_votes_in_the_plane_are_dragged(page: Any) -> None:
     from selenium.webdriver.common.keys import Keys
 
@@ -1745,6 +1834,18 @@ def test_votes_in_the_plane_are_dragged(page: Any) -> None:
     moved = np.flatnonzero(np.array(page.execute_script("return [...explorer.plane.votes]")) != before)
     assert 10 in moved
     assert set(moved) <= {10, 11}  # the vote of child 3 for B
+
+
+def test_the_plane_is_large_and_its_question_stands_above_it(page: Any) -> None:
+    show_as(page, 1280, 720)
+    page.execute_script("restore('s=em')")
+    drawn(page)
+    question, plane = page.execute_script("""
+        return ["#em .intro", "#plane"].map((e) => document.querySelector(e).getBoundingClientRect().toJSON());""")
+    assert question["top"] > 0
+    assert question["bottom"] < plane["top"]
+    assert plane["bottom"] < 720
+    assert plane["width"] > 400
 
 
 @pytest.mark.parametrize("big", [0, 1])
@@ -1777,6 +1878,18 @@ def test_the_tour_covers_nothing_that_it_speaks_of(size: tuple[int, int], big: i
             heard = page.find_element("id", "bar0").get_attribute("aria-label")
             assert ("CNN" in heard) == (step == 3)
         page.execute_script("$('tour-next').click()")
+
+
+def test_on_a_high_screen_nothing_answers_the_first_questions_of_the_tour(page: Any) -> None:
+    show_as(page, 1920, 1080)
+    page.execute_script("restore(''); scrollTo(0, 0)")
+    page.find_element("id", "start-tour").click()
+    tray = page.find_element("id", "tray")
+    for step in range(4):  # the tray has the image of the tour, its two digits and who is right
+        assert page.execute_script("return arguments[0].getBoundingClientRect().top < innerHeight", tray)
+        assert tray.is_displayed() == (step % 2 == 1)
+        page.execute_script("$('tour-next').click()")
+    page.find_element("id", "tour-end").click()
 
 
 @pytest.mark.parametrize("size", [(1280, 720), (390, 664)])
@@ -1854,6 +1967,22 @@ def test_the_tour_asks_shows_and_gives_everything_back(size: tuple[int, int], pa
     settled(page, lambda: page.execute_script("return stateText()") == before)
 
 
+def test_the_tour_moves_the_number_that_it_asks_about(page: Any) -> None:
+    page.find_element("id", "start-tour").click()
+    step = page.execute_script("return TOUR.findIndex(({ about: what }) => what === 'sliders')")
+    for _ in range(2 * step):
+        page.execute_script("$('tour-next').click()")
+    before = pixels_of(page, "after")
+    page.execute_script("$('tour-next').click()")
+    settled(page, lambda: pixels_of(page, "after") != before)
+    first = page.find_element("css selector", "#sliders input").get_attribute("id")
+    assert page.execute_script("return `slider${dimensions.playing.d}`") == first
+    page.execute_script("$('tour-next').click()")
+    assert page.execute_script("return dimensions.playing") is None
+    page.find_element("id", "tour-end").click()
+    assert not page.execute_script("return dimensions.offsets.some(Boolean)")
+
+
 def test_dragging_turns_the_object(page: Any) -> None:
     """A class can be known by its activation, with a pose of almost zero."""
 
@@ -1883,6 +2012,15 @@ def test_dragging_turns_the_object(page: Any) -> None:
     assert all(new != old for new, old in zip(seen(), before, strict=True))
     settled(page, lambda: "held-out azimuths" in text_of(page, "ring-text"))
     assert "the capsules are" in text_of(page, "verdict")
+
+
+def test_every_object_is_seen_beside_its_name(page: Any) -> None:
+    drawn_as = page.execute_script("return [...document.querySelectorAll('#objects canvas')].map((e) => e.toDataURL())")
+    assert len({*drawn_as}) == len(page.execute_script("return part.classes"))
+    show_as(page, 1280, 720)
+    assert page.find_element("css selector", "#objects canvas").is_displayed()
+    show_as(page, 390, 664)
+    assert not page.find_element("css selector", "#objects canvas").is_displayed()  # one screen has the answers too
 
 
 @pytest.mark.parametrize("dark", [False, True])

@@ -596,7 +596,7 @@ function showBars({ lengths }) {
     const ones = digits.found.map((j, k) => [k ? " and " : "", swatch(digits.colour[k]), article(j), " ", bold(j)]).flat();
     const top = [...classes].sort((i, j) => digits.cnn[j] - digits.cnn[i]).slice(0, 2);
     answer.replaceChildren(isRuled() ? "Capsules: " : `Capsules, ${digits.even ? "even couplings" : `iteration ${digits.iteration}`}: `, ...(ones.length ? ones : [bold("no digit")]), digits.found.length === 1 ? " alone. " : ". ", digits.small.length && (digits.found.length || digits.isTiny) ? `${digits.found.length ? "The other one is too small: draw" : "Draw"} it larger. ` : "", verdictOf(digits.named, digits.found.length < 2));
-    cnn.replaceChildren(element("span", { className: "swatch cnn" }), "CNN, two likeliest: ", bold(top[0]), " and ", bold(top[1]), ". ", verdictOf(top));
+    cnn.replaceChildren(element("span", { className: "swatch cnn" }), "CNN, always two: ", bold(top[0]), " and ", bold(top[1]), ". ", verdictOf(top));
   }
   showWhy();
   if (!hides("answers")) tell("answer", `${answer.textContent}${hides("cnn") ? "" : ` ${cnn.textContent}`}`, drawing.acts);
@@ -637,7 +637,9 @@ function showEven() {
     text.append(element("span", { className: hides("answers") ? "away" : "" }, ...answers));
   }
   const [routedPart, evenPart] = apart(row.after, about.digits.evenAccuracy);
-  text.append(`On ${thousands(about.digits.nTest)} test images this network classifies both digits correctly in ${routedPart} with ${about.digits.config.iterations} iterations, and in ${evenPart} with even couplings. The two longest capsules count, however short they are.`);
+  text.append(`On ${thousands(about.digits.nTest)} test images this network classifies both digits correctly in ${routedPart} with ${about.digits.config.iterations} iterations, and in ${evenPart} with even couplings. The two longest capsules count, however short they are. The network was trained with ${about.digits.config.iterations} iterations in both cases.`);
+  const { iterations } = about.registered;
+  if (iterations) text.append(` Networks that were trained with three are ${iterations.mean > 0 ? "ahead of" : "behind"} those trained with one, whose couplings are even: by ${Math.abs(100 * iterations.mean).toFixed(2)} percentage points (95\u00a0% interval ${signed(100 * iterations.low)} to ${signed(100 * iterations.high)}, ${iterations.n} trainings of each, registered beforehand).`);
 }
 
 // The ten votes of one small capsule, and what the iteration that is shown makes of them.
@@ -762,7 +764,7 @@ function showWalk() {
   const heads = shown.map((vote) => arrow(vote, colour));
   arrow(parent, "var(--text)", { "stroke-dasharray": "5 3" });
   shape($("arrows"), "circle", { ...heads.at(-1), r: 5, style: `fill:${colour}` });
-  $("arrows-text").textContent = `The ${FEW} votes for ${j}, of all ${I}, that are longest in these two numbers; with a dot that of the chosen small capsule. The larger the coupling of its vote, the thicker an arrow: ${thickness(0.1)} pixels where it is a tenth, up to ${thickness(1)}. Dashed: the capsule v. ${digits.even ? "All couplings are held at a tenth." : "A coupling grows where its vote agrees with v more than the other nine votes of its small capsule agree with theirs."}`;
+  $("arrows-text").textContent = `The ${FEW} votes for ${j}, of all ${I}, that are longest in these two numbers; with a dot that of the chosen small capsule. The larger the coupling of its vote, the thicker an arrow: ${thickness(0.1)} pixels where it is a tenth, up to ${thickness(1)}. Dashed: the capsule v. ${digits.even ? "All couplings are held at a tenth." : "A coupling grows where its vote agrees with v more than the ten votes of its small capsule do on average."}`;
   $("walk-digit").value = j;
 }
 
@@ -819,23 +821,25 @@ function showLengths() {
   }
   const rank = (j) => (hides("answers") ? -1 : digits.named.indexOf(j)); // else it would tell the two digits
   svg.setAttribute("aria-label", `Lengths after one to five iterations. ${(hides("answers") ? [] : digits.named).map((j) => `Digit ${j}: ${digits.result.iterations.map(({ lengths }) => lengths[j].toFixed(2)).join(", ")}`).join(". ")}`);
-  const used = [];
+  shape(svg, "text", { x: left, y: top - 4 }, "length after each iteration");
+  const used = []; // the lines that have a name: those in colour, and other ones that are not near the ground
   for (const j of [...classes].sort((a, b) => rank(a) - rank(b))) {
     const points = digits.result.iterations.map(({ lengths }, t) => `${x(t)} ${y(lengths[j])}`);
     const colour = rank(j) < 0 || isEmpty() ? "" : ["first", "second"][digits.colour[rank(j)]];
     shape(svg, "path", { class: `line ${colour}`, d: `M${points.join("L")}` });
-    if (colour) used.push({ j, at: y(digits.result.iterations[MAX_ITERATIONS - 1].lengths[j]) });
+    const end = digits.result.iterations[MAX_ITERATIONS - 1].lengths[j];
+    if (colour || (end >= 0.25 && !hides("answers") && !isEmpty())) used.push({ j, at: y(end), colour });
   }
   used.sort((a, b) => a.at - b.at);
-  if (used.length === 2 && used[1].at - used[0].at < 18) used[1].at = used[0].at + 18;
-  for (const { j, at } of used) shape(svg, "text", { x: right + 10, y: at + 4, class: "strong" }, `${j}`);
+  used.forEach((name, k) => { if (k) name.at = Math.max(name.at, used[k - 1].at + 18); });
+  for (const { j, at, colour } of used) shape(svg, "text", { x: right + 10, y: at + 4, class: colour ? "strong" : "" }, `${j}`);
 }
 
-// Nine in ten of the small capsules have a coupling to class j between these two.
+// Nine in ten of the small capsules have a coupling to class j between the first two; the third is the largest of all.
 function couplingRange(c, j) {
   const I = digits.result.size.length;
   const sorted = c.slice(j * I, (j + 1) * I).sort();
-  return [0.05, 0.95].map((part) => sorted[Math.round(part * (I - 1))].toFixed(3));
+  return [0.05, 0.95, 1].map((part) => sorted[Math.round(part * (I - 1))].toFixed(3));
 }
 
 function showCouplings({ c }) {
@@ -889,18 +893,21 @@ function showCouplings({ c }) {
   if (hides("answers")) return;
   text.append(bold("Couplings. "), "Nine in ten small capsules are coupled ");
   digits.named.forEach((j, n) => {
-    const [low, high] = couplingRange(c, j);
-    text.append(n ? ", and " : "", "to ", swatch(digits.colour[n]), bold(j), ` by ${low} to ${high}`);
+    const [low, high, most] = couplingRange(c, j);
+    text.append(n ? ", and " : "", "to ", swatch(digits.colour[n]), bold(j), ` by ${low} to ${high} (at most ${most})`);
   });
   text.append(". In the first iteration every coupling is 0.100.");
 }
 
 function setRouting(iteration, even) {
   Object.assign(digits, { iteration, even });
-  $("iterations").value = $("iterations-value").textContent = iteration;
+  for (const slider of [$("iterations"), ...document.querySelectorAll(".again")]) slider.value = iteration;
+  for (const value of [$("iterations-value"), ...document.querySelectorAll(":has(> .again) > .out")]) value.textContent = iteration;
   $("even").checked = even;
   soon(updateAnswer);
 }
+
+const accuracyOf = (model) => about.digits.accuracies.find((row) => row.model === model && row.metric === "set_accuracy").after;
 
 function setUpAnswer() {
   for (const j of classes) {
@@ -919,7 +926,9 @@ function setUpAnswer() {
   $("trained-iterations").textContent = digits.iteration;
   $("n-types").textContent = about.digits.config.types;
   $("n-primary").textContent = about.digits.config.side ** 2 * about.digits.config.types;
-  $("iterations").addEventListener("input", () => setRouting(Number($("iterations").value), digits.even));
+  for (const slider of [$("iterations"), ...document.querySelectorAll(".again")]) { // in sight of all that it changes
+    slider.addEventListener("input", () => setRouting(Number(slider.value), digits.even));
+  }
   $("even").addEventListener("change", () => setRouting(digits.iteration, $("even").checked));
   const { side, types, kernel } = about.digits.config;
   for (let t = 0; t < types; t++) $("type").append(element("option", { value: t + 1, textContent: t + 1 }));
@@ -945,13 +954,13 @@ function setUpAnswer() {
     const cell = Math.floor(formula.shown / types);
     chooseCell(Math.floor(cell / side) + steps[event.key][0], (cell % side) + steps[event.key][1]);
   });
-  const of = (model) => about.digits.accuracies.find((row) => row.model === model && row.metric === "set_accuracy").after;
-  const [capsules, cnn] = [of("capsnet"), of("cnn_pool")];
+  const [capsules, cnn] = [accuracyOf("capsnet"), accuracyOf("cnn_pool")];
   const [capsulesPart, cnnPart] = apart(capsules, cnn);
   $("better").replaceChildren(`On ${thousands(about.digits.nTest)} test images, each of two ${about.digits.run.dataset} digits, the capsules classify both digits correctly in `, bold(capsulesPart),
     ". The CNN with pooling has as many parameters as the capsules with their decoder, and does so in ", bold(cnnPart),
-    `: here ${capsules === cnn ? "both are as good" : capsules > cnn ? "the capsules are better" : "the CNN is better"}. `, about.digits.study
-      ? `Over ${about.digits.study.n} exploratory trainings of each, with different seeds, the means are ${studyText(about.digits.study)} A registered comparison, with settings of a search, is in the repository.`
+    `: here ${capsules === cnn ? "both are as good" : capsules > cnn ? "the capsules are better" : "the CNN is better"}. `, about.registered.composites
+      ? `Over ${about.registered.composites.n} trainings of each, registered beforehand and with settings of a search, the means are ${studyText(about.registered.composites)}` : about.digits.study
+      ? `Over ${about.digits.study.n} exploratory trainings of each, with different seeds, the means are ${studyText(about.digits.study)}`
       : "This is one training of each; the repository has many.");
 }
 
@@ -1310,7 +1319,11 @@ function setUpView() {
   part.classes.forEach((name, j) => {
     const input = element("input", { type: "radio", name: "object", value: j, checked: j === view.object });
     input.addEventListener("change", () => { selectObject(j); });
-    $("objects").append(element("label", { className: "segment" }, input, element("span", { textContent: name })));
+    const small = element("canvas", { className: "tile", width: VIEW_SIDE, height: VIEW_SIDE }); // what an answer speaks of
+    small.setAttribute("aria-hidden", "true");
+    const middle = (part.trainAzimuths[0] + part.trainAzimuths[1]) / 2;
+    paint(small, [Networks.renderVoxels(part.objects[j], middle, part.trainElevations[0], VIEW_SIDE)], [WHITE], VIEW_SIDE);
+    $("objects").append(element("label", { className: "segment" }, input, element("span", {}, small, name)));
   });
   for (const id of ["answer-capsules", "answer-cnn"]) {
     for (const name of part.classes) {
@@ -1354,6 +1367,7 @@ function showNumbers() {
   $("naming").textContent = `The network was trained on pairs alone, and some capsule is always the second longest. So the page redraws the longest one's digit, and then the second's too. A second digit is found only where that removes at least ${percent(naming.explains)} of the squared error that is left.`
     + ` There are four reasons to find no digit at all. The drawing is smaller than half a digit of the training, ${LEAST_BOX} pixels. The longest capsule is below ${naming.least}, less than ${percent(naming.explained)} of the image is explained, or strokes are wider than ${naming.widest} pixels.`
     + ` All but the first were chosen on ${thousands(naming.nChoice)} pairs of training digits, one laid over the other, and as many single ones. Of ${thousands(nTest)} test images of one digit they give one digit, right or wrong, in ${percent(naming.one)}. Of ${thousands(nTest)} of two they give two in ${percent(naming.two)}.`;
+  $("naming").append(ofCnn(" These rules are the page's own, and for the capsules alone. The CNN has none: its two likeliest digits stand there even where nothing is drawn but a dot."));
   const { run } = about.digits;
   $("provenance").textContent = `Two digits: ${run.dataset}, seed ${run.seed}, ${run.epochs} epochs,`
     + ` ${thousands(about.digits.nTest)} test images; test images 1 to ${about.digits.nExamples} of this page are the first of them.`
@@ -1380,7 +1394,7 @@ function activeParents(a, r) {
   if (active.length !== 1) return active.length ? "Both parents are active." : "Neither parent is active.";
   const [j] = active;
   const mass = [0, 1, 2, 3].reduce((sum, i) => sum + r[2 * i + j], 0);
-  return `Parent ${PLANE.names[j]} is active: ${mass.toFixed(1)} of the four children are assigned to it, and their votes lie close together.`;
+  return `Parent ${PLANE.names[j]} is active: ${mass.toFixed(1)} of the four children are assigned to it, and the ellipse of their votes is small.`;
 }
 
 function updatePlane() {
@@ -1643,7 +1657,7 @@ function restore(text = location.hash.slice(1), isPasted = false) {
   $("failure").hidden = !link.damaged;
   $("failure").textContent = isOther
     ? "This link is of another version of this page, which cannot read it. The page is shown as it opens."
-    : `This link is damaged or incomplete.${["d", "x", "m"].some((key) => wrong.includes(key)) ? " Its image cannot be read." : ""}${wrong.includes("only") ? ` “only” takes ${SECTIONS.join(", ")}.` : ""}${wrong.includes("hide") ? ` “hide” takes ${[...PARTS].join(", ")}.` : ""} What could be read is shown.`;
+    : `This link is damaged or incomplete.${["d", "x", "m"].some((key) => wrong.includes(key)) ? " Its image cannot be read." : isCut && !state.has("d") && !state.has("x") ? " Its image is missing." : ""}${wrong.includes("only") ? ` “only” takes ${SECTIONS.join(", ")}.` : ""}${wrong.includes("hide") ? ` “hide” takes ${[...PARTS].join(", ")}.` : ""} What could be read is shown.`;
   if (link.damaged) scrollTo(0, 0); // where this is said
   else if (section) {
     goTo(section, "instant");
@@ -1738,12 +1752,12 @@ async function copyLink(id) {
 // Of each step: what its question speaks of, and its answer, if that is another; which parts it needs besides; the control that Tab comes to next, if it is
 // another; what a question hides until it is answered; what is done before the question, and before the answer; where the box stands, if not on the right.
 const TOUR = [
-  { about: "draw", place: "left", needs: "answers", hidden: "#answer, #cnn-answer, .bar, #recons figure", before: () => showExample(about.digits.nExamples),
+  { about: "draw", place: "left", needs: "answers", hidden: "#answer, #cnn-answer, .bar, #recons figure, #tray", before: () => showExample(about.digits.nExamples),
     question: "This image holds two digits, one over the other. Which two do you see?",
     answer: () => `${$("answer").textContent} A capsule is a small group of numbers for one thing. Its length should say whether the thing is there.` },
-  { about: "bars", next: "bar0", needs: "cnn answers", hidden: "#cnn-answer, .bar .thin", before: () => showExample(about.digits.nExamples),
+  { about: "bars", next: "bar0", needs: "cnn answers", hidden: "#cnn-answer, .bar .thin, #tray", before: () => showExample(about.digits.nExamples),
     question: "A plain CNN looks at the same image. Will it classify both digits correctly, as the capsules do?",
-    answer: () => `No: the thin bars are its probabilities, and the two highest are not both right. On other images it is the CNN alone that is right${hides("tray") ? "" : ": see “Where the two differ” below"}.` },
+    answer: () => `No: the thin bars are its probabilities, and the two highest are not both right. Over all test images ${accuracyOf("cnn_pool") > accuracyOf("capsnet") ? "the CNN is right more often" : "the capsules are right more often"}${hides("tray") ? "" : ": see “Where the two differ” below"}.` },
   { about: "recons", next: "next-example", place: "middle", hidden: "#recons figure", before: () => showExample(about.digits.nExamples),
     question: "From sixteen numbers a capsule can redraw its digit. Will each redrawn image hold one digit or both?",
     answer: "One each here, in the colours of the digits. “Next” shows other test images, not all of which come apart." },
@@ -1752,7 +1766,8 @@ const TOUR = [
     answer: grownText },
   { about: "sliders",
     question: "Sixteen numbers describe a digit. What will one of them change?",
-    answer: "The name beside each slider was measured. Move the upper ones: they change most." },
+    reveal: () => play(Number($("sliders").querySelector("input").id.slice("slider".length))),
+    answer: "The number of the first slider goes up and down, and the digit changes with it. The name beside each slider was measured." },
   { about: "plane", then: "plane-text", next: "plane-iterations", before: () => setPlane(START.flat(2), 1), reveal: () => setPlane(START.flat(2), 3),
     question: "Another routing, EM, fits a Gaussian to votes. Which parent has votes that lie close together?",
     answer: "Parent A: after three iterations three of the four children are assigned to it. The slider shows each iteration." },
@@ -1787,6 +1802,7 @@ function setUpTour() {
     const { about: what, then = what, next: control, hidden, question, answer, before: ask, reveal, place = "" } = steps[step >> 1];
     const isAnswer = step % 2 === 1;
     clear();
+    stopPlaying();
     document.documentElement.dataset.tour = place;
     if (!isAnswer && hidden) for (const e of document.querySelectorAll(hidden)) e.classList.add("asked");
     (isAnswer ? reveal : ask)?.();
