@@ -137,6 +137,7 @@ def render_page(text: str) -> tuple[str, list[str], list[str]]:
 
 ACCURACY = re.compile(r"(?<![\w.])(?:0\.[1-9]\d\d|1\.000)(?!\d)")  # as tables write it
 ROW = re.compile(r"^[ \t]*\|.*", re.MULTILINE)
+GENERATED = re.compile(r"<!--\s*table:.*?<!--\s*end\s*-->", re.DOTALL)
 NO_SENTENCE = re.compile(r"^```.*?^```|<!--.*?-->|`[^`]*`", re.DOTALL | re.MULTILINE)  # code and comments
 
 
@@ -154,9 +155,9 @@ INTERVAL = re.compile(  # and the difference, where it stands right before
 
 
 def loose_intervals(text: str, document: Json) -> list[str]:
-    """The intervals in the sentences of a page, such as (+1.2 to +2.9, 10 seeds), that are those of no condition of the
-    claims, or stand after another difference than that condition's. One without signs says by how much something is
-    ahead or behind."""
+    """The intervals in a page's sentences, and in tables that no marker makes, such as (+1.2 to +2.9, 10 seeds), that
+    are those of no condition of the claims, or stand after another difference than that condition's. One without signs
+    says by how much something is ahead or behind."""
     every = (*document["registered"], *document["claims"])
     conditions = [c for claim in every for c in claim["conditions"] if c.get("low") is not None]
 
@@ -165,7 +166,7 @@ def loose_intervals(text: str, document: Json) -> list[str]:
         return shown.replace("-", "−")
 
     found = []
-    for written in INTERVAL.finditer(" ".join(ROW.sub("", NO_SENTENCE.sub("", text)).split())):
+    for written in INTERVAL.finditer(" ".join(NO_SENTENCE.sub("", GENERATED.sub("", text)).split())):
         its_sign, its, its_decimals, sign, low, decimals, other_sign, high, n = written.groups()
         ends = {sign + low, other_sign + high}
         if not any(

@@ -260,8 +260,9 @@ def test_intervals_in_sentences_are_those_of_the_claims() -> None:
     wrong = ["(+0.5 to +3.1)", "(−3.1 to −0.6)", "(0.5 to 3.1, 7 seeds)", "(0.5 to 3.1, ten seeds)", "(0.04 to 0.5)",
              "(−1.1 to −2.4)", "(0.5 to 3.1, 7)", "(−3.1 to −0.5 points, 7 seeds, 2.0 million parameters)",
              "1.9 points (0.5 to 3.1)", "+1.8 (−3.1 to −0.5)", "1.78 behind on heights (+0.0 to +3.7)"]
-    text = " and ".join([*right, *wrong]) + "\n| (1.0 to 2.0) |\n`(1.0 to 2.0)`"
-    assert report.loose_intervals(text, claimed) == wrong
+    made = "<!-- table: x -->\n\n| (1.0 to 2.0) |\n\n<!-- end -->"
+    text = " and ".join([*right, *wrong]) + f"\n{made}\n| (1.0 to 3.0) |\n{made}\n`(1.0 to 2.0)`"
+    assert report.loose_intervals(text, claimed) == [*wrong, "(1.0 to 3.0)"]
 
 
 MARKERS = {
