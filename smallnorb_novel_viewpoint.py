@@ -1015,7 +1015,9 @@ def from_data(module: str) -> Any:
     try:
         return importlib.import_module(f"data.{module}")
     except ImportError as error:
-        raise UserError(f"this needs data/{module}.py beside the script: {one_line(error)}") from None
+        other = getattr(sys.modules.get("data"), "__file__", None)  # a person's own data.py
+        what = f"{other} is in the way of" if other and Path(other).parent.name != "data" else "this needs"
+        raise UserError(f"{what} data/{module}.py beside the script: {one_line(error)}") from None
 
 
 def write_file(path: Path, content: bytes | None) -> None:

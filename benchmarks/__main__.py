@@ -13,6 +13,7 @@ from benchmarks import conv_matrix_capsules as matrix_capsules, multimnist, scal
 from benchmarks.measure import Step, in_fresh_process, interleave, time_and_peak, version_of
 from fast.workers import blas_threads
 from smallnorb_novel_viewpoint import OUTPUT, SettingError, Settings, int_in, parse, print_message, script, setting
+from support.experiment import require_writable
 from support.result_tables import plain_table
 from support.results import environment, save_result
 
@@ -112,15 +113,16 @@ def main(argv: Sequence[str]) -> None:
     )
     if options.scaling and config.only:
         raise SettingError("scaling", "not together with --only")
+    require_writable(options.out)
     if options.scaling:
         tables = scaling.measure(config.repetitions, options.threads)
     else:
         tables = measure(config.repetitions, options.threads, config.only)
     command = shlex.join(["python", "-m", "benchmarks", *argv])
     machine = environment(options.threads) | {"pytorch": version_of("torch"), "jax": version_of("jax")}
-    save_result(options.out, {"command": command, "environment": machine, "tables": tables})
     for name in tables:
-        print(f"\n{name}\n{plain_table({'tables': tables}, name, {})}")
+        print(f"\n{name}\n{plain_table({'tables': tables}, name, {})}", flush=True)
+    save_result(options.out, {"command": command, "environment": machine, "tables": tables})
 
 
 if __name__ == "__main__":

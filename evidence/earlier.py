@@ -16,8 +16,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from smallnorb_novel_viewpoint import Parser, UserError, script
-from support.experiment import ROOT
+from smallnorb_novel_viewpoint import Parser, UserError, path_of, script
+from support.experiment import ROOT, require_writable
 from support.result_tables import show_points
 from support.results import environment, git, save_result
 
@@ -109,7 +109,7 @@ def make_tables() -> dict[str, Any]:
 
 def make_parser() -> argparse.ArgumentParser:
     parser = Parser(description="List every earlier reading of a comparison, from the history.")
-    parser.add_argument("--out", metavar="FILE", default=str(OUT), help="File of the result. Default: %(default)s.")
+    parser.add_argument("--out", type=path_of, metavar="FILE", help=f"File of the result. Default: {OUT}.")
     parser.add_argument("--help-all", action="help", help=argparse.SUPPRESS)
     return parser
 
@@ -117,12 +117,13 @@ def make_parser() -> argparse.ArgumentParser:
 @script
 def main(argv: Sequence[str]) -> None:
     args = make_parser().parse_args(argv)
+    out = args.out.absolute() if args.out else ROOT / OUT
+    require_writable(out)
     os.chdir(ROOT)
     tables = make_tables()
-    command = "python -m evidence.earlier"
-    save_result(Path(args.out), {"command": command, "environment": environment(1), "tables": tables})
     for name, table in tables.items():
         print(f"{name}: {len(table['rows'])} readings")
+    save_result(out, {"command": "python -m evidence.earlier", "environment": environment(1), "tables": tables})
 
 
 if __name__ == "__main__":

@@ -311,10 +311,10 @@ def main(argv: Sequence[str]) -> None:
         found = search(config, Path("results/search/runs"), pool.map if options.jobs > 1 else map)
     named = [] if options.out else ["--out", str(out)]
     command = shlex.join(["python", "-m", "evidence.search", *argv, *named])
-    save_result(out, {"command": command, "environment": environment(1), **found})
     change = found["doubled_length"]["change"] if "doubled_length" in found else None
     longer = "" if change is None else f"; twice as long {change:+.3f}"
-    print(f"{config.name}: rate, decay and epochs {found['winner']}{longer}")
+    print(f"{config.name}: rate, decay and epochs {found['winner']}{longer}", flush=True)
+    save_result(out, {"command": command, "environment": environment(1), **found})
 
 
 if __name__ == "__main__":

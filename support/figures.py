@@ -578,7 +578,7 @@ def figure_script(
         asked, chosen, given = parse(config, options, argv, about, examples,
                                      f"The pictures go to DIR/{name}/, where DIR is --outdir.")
         folder, wanted = chosen.outdir / name, getattr(chosen, "figures", ()) or drawers
-        require_writable(folder / "figure.png")
+        require_writable(*(folder / f"{figure}.png" for figure in drawers if figure in wanted))
         with blas_threads(getattr(chosen, "threads", 1)):
             run = prepare(asked, chosen, given) if set(wanted) & set(of_run) else None
             for figure, draw in drawers.items():

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
+import importlib
 import inspect
 import json
 import sys
@@ -232,7 +233,20 @@ def test_earlier_readings_are_written_where_they_are_asked_for(tmp_path: Path, m
     monkeypatch.setattr(earlier, "ROOT", tmp_path)
     monkeypatch.setattr(earlier, "make_tables", dict)
     assert earlier.main(["--out=own.json"]) == 0
-    assert [path.name for path in tmp_path.iterdir()] == ["own.json"]
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert earlier.main(["--out=~/own.json"]) == 0
+    assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.json")) == ["home/own.json", "own.json"]
+
+
+@pytest.mark.parametrize("name", ["evidence.earlier", "benchmarks.__main__", "visualize_smallnorb_novel_viewpoint"])
+def test_notes_are_left_alone_where_results_and_pictures_are_written(
+    name: str, tmp_path: Path, capsys: Capture
+) -> None:
+    (notes := tmp_path / "smallnorb_novel_viewpoint" / "shapes.png").parent.mkdir()
+    notes.write_text("my notes")
+    argv = [f"--outdir={tmp_path}", "--figures=shapes"] if "visualize" in name else [f"--out={notes}"]
+    assert failure(importlib.import_module(name), argv, capsys).endswith("of something else: name another file\n")
+    assert notes.read_text() == "my notes"
 
 
 def test_a_cnn_alone_names_no_digits(tmp_path: Path, capsys: Capture) -> None:

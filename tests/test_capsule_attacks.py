@@ -390,6 +390,7 @@ def test_the_search_changes_squares() -> None:
     attacks.squares(network, np.full((1, 10, 12, 2), 0.5), np.zeros(1, int), 0.1, 300, (0.0, 1.0), rng)
     start, *others = (x[0, ..., 0] for x in tried)
     sizes = [np.ptp(np.nonzero(x != start), axis=1) + 1 for x in others if (x != start).any()]
+    assert np.ptp(np.nonzero(np.any([x != start for x in others], axis=0)), axis=1).tolist() == [9, 11]  # edge to edge
     assert all(width <= height for height, width in sizes)
     assert len({int(height) for height, width in sizes if width == height}) > 2
     opposite = [(x[0, ..., 0] != x[0, ..., 1])[(x != tried[0]).any(axis=-1)[0]].any() for x in tried[1:]]
@@ -644,6 +645,14 @@ def test_each_network_is_attacked_along_its_own_gradient_the_others_and_a_second
         assert rng.random() == m.generator(7, m.Stream.EVALUATION, *name.encode()).random()
     found = dict(m.attack_all(config, {"cnn": first["cnn"]}, data))  # it alone was trained
     assert found["cnn"][1].keys() == {"from_other_seed"}
+
+
+def test_a_result_says_how_many_images_were_attacked() -> None:
+    """Where there are fewer than --n-attack asks for."""
+    right = np.array([True, False, True])
+    one, states = attacks.Found(right, {"fgsm": right[None]}, [{20: 0.5}]), {"cnn": views.TrainState("cnn", {})}
+    result = m.make_result(m.Config(epsilons=(0.1,)), states, {"cnn": one}, SimpleNamespace(name="shapes"))
+    assert (result["config"]["n_attack"], result["n_both"]) == (3, 2)
 
 
 def test_the_tables_of_a_run() -> None:

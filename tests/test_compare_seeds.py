@@ -465,6 +465,17 @@ def test_what_an_experiment_refuses_is_said_once_and_before_any_run(
     assert not list(tmp_path.iterdir())
 
 
+def test_a_full_disk_loses_no_table(fake: str, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    def full(path: Path, document: Any) -> None:
+        raise compare_seeds.UserError(f"cannot write {path}: No space left on device")
+
+    monkeypatch.setattr(compare_seeds, "save_result", full)
+    assert main([fake, "--seeds", "0,1", "--out", "x.json"]) == 1
+    out, error = capsys.readouterr()
+    assert "| mean |" in out
+    assert error.endswith("x.json: No space left on device; the runs are kept, and --resume writes them\n")
+
+
 def test_a_script_that_cannot_be_read_or_a_result_that_cannot_be_written(
     fake: str, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:

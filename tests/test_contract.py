@@ -578,6 +578,16 @@ def test_a_module_of_data_that_is_not_there_is_named(name: str, monkeypatch: Pat
         load(name).from_data("digit_files")
 
 
+@pytest.mark.parametrize("name", BASE)
+def test_a_data_module_in_the_way_is_named(name: str, tmp_path: Path, monkeypatch: Patch) -> None:
+    (path := tmp_path / "data.py").write_text("x = 1", encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    for module in [module for module in sys.modules if module.partition(".")[0] == "data"]:
+        monkeypatch.delitem(sys.modules, module)
+    with pytest.raises(OSError, match=rf"^{re.escape(str(path))} is in the way of data/shapes\.py beside the script: "):
+        load(name).from_data("shapes")
+
+
 # --- Without a terminal a line an epoch; with one, a bar; results -----------------------------------------------------
 
 

@@ -16,6 +16,7 @@ import pytest
 
 from data.digit_files import read_digit_files
 from helpers import ROOT, idx, strokes
+from multimnist_capsnet import load_mnist
 
 Array = np.ndarray
 Digits = tuple[Array, ...]  # training images and labels, test images and labels
@@ -174,6 +175,7 @@ def test_the_folders_own_name_is_emnist_or_holds_the_word_in_another(
     for name, is_turned in (("EMNIST", 1), ("my_emnist-2", 1), ("tissuemnist", 0), ("emnists", 0)):
         write(FORMS["MNIST"](turned(some()) if is_turned else some()), tmp_path / name)
         np.testing.assert_array_equal(read_digit_files(tmp_path / name)[0], some()[0], err_msg=name)
+        np.testing.assert_array_equal(load_mnist(tmp_path / name).train_images, some()[0], err_msg=name)
     write(FORMS["MNIST"](some()), tmp_path / "emnist project" / "mnist")  # a folder around it says nothing
     np.testing.assert_array_equal(read_digit_files(tmp_path / "emnist project" / "mnist")[0], some()[0])
     monkeypatch.chdir(tmp_path / "EMNIST")

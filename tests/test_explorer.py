@@ -1452,6 +1452,9 @@ def test_the_two_networks_differ_on_the_images_of_the_tray(page: Any) -> None:
         drawn(page)
         assert ("oth are right" in text_of(page, "answer")) == (k % 2 == 0)
         assert ("Both are right" in text_of(page, "cnn-answer")) == (k % 2 == 1)
+        page.find_element("id", "next-example").click()  # it goes through the tray too, and from its end to the first
+        following = (explorer.N_EXAMPLES + k + 1) % len(page.execute_script("return about.digits.labels"))
+        assert page.execute_script("return drawing.example") == following
 
 
 def test_even_couplings_and_the_votes_of_a_small_capsule(page: Any) -> None:

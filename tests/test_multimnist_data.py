@@ -299,6 +299,13 @@ def test_strokes_lean_to_the_right() -> None:
     assert ((up * columns).sum(axis=(1, 2)) / (up * -rows).sum(axis=(1, 2))).mean() > 0.05
 
 
+def test_strokes_are_centred_as_mnist_is() -> None:
+    """Its centres of mass lie at pixel 14 of 28, on average."""
+    images = some_strokes()[0].astype(float)
+    centres = np.einsum("nij,aij->na", images, np.mgrid[:28, :28]) / images.sum(axis=(1, 2))[:, None]
+    np.testing.assert_allclose(centres.mean(axis=0), 14, atol=0.1)
+
+
 @needs_mnist
 def test_strokes_resemble_real_digits() -> None:
     real = data.load_mnist(MNIST)

@@ -182,6 +182,12 @@ def test_every_image_counts_once_in_an_accuracy(script: Any) -> None:
         assert found == len(right) / n
 
 
+def test_one_score_that_is_not_finite_leaves_no_accuracy() -> None:
+    scores = np.array([[1.0, 0.0], [np.nan, 1.0]])
+    assert math.isnan(views.fraction_right(scores, np.array([0, 1])))
+    assert views.fraction_right(scores[:1], np.array([0])) == 1
+
+
 @pytest.mark.parametrize("script", [views, conv], ids=lambda script: script.__name__)
 def test_the_loss_of_an_epoch_is_the_mean_over_its_images(script: Any) -> None:
     """Seven images in batches of four: the last batch has three, and counts as three."""

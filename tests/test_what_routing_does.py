@@ -255,6 +255,12 @@ def test_the_base_script_gets_the_settings_of_the_run(study: str) -> None:
     assert {name: getattr(network, name) for name in own} == own
 
 
+def test_the_published_code_divides_primary_capsules_alone() -> None:
+    parts, s = m.make_parts(base.Config(), activation="published"), np.linspace(-3, 3, 16).reshape(2, 8)
+    np.testing.assert_array_equal(parts.primary.forward(s)[0], base.squash_forward(s / 32 + 0.1)[0])
+    np.testing.assert_array_equal(parts.digit.forward(s)[0], base.squash_forward(s + 0.1)[0])
+
+
 def test_without_a_variant_the_network_is_that_of_the_base_script(monkeypatch: pytest.MonkeyPatch) -> None:
     small(monkeypatch)
     config = m.Config(n_epochs=2)
