@@ -8,7 +8,8 @@
 A run is a process, ``python EXPERIMENT.py FLAGS --seed S --threads N --quiet --out-json FILE``. Every experiment can be
 compared that has these flags and writes ``{"models": {name: {"n_params": int, metric: float, ...}}}``, with its data
 set as "dataset" and the name of its main metric as "headline". Every float of a model is a metric. The capsule network
-is compared with each other model, paired by seed.
+is compared with each other model, paired by seed. A script of your own may lie anywhere, named by its path, and import
+this project's modules; inside of this folder it has ``Config`` and ``Options``, or ``make_parser()``.
 
 The file of a run is kept in .cache/compare_seeds, under a name that stands for flags, seed, code and numpy's version;
 ``--resume`` runs what has no file there. ``report.py`` turns results into the tables of the pages.
@@ -137,11 +138,11 @@ def make_settings(zipped: dict[str, list[str]], grid: dict[str, list[str]], rest
 
 
 def pack(script: Path) -> bytes:
-    """The script and the modules of its folder that it imports, as one archive: the same bytes for the same code."""
+    """``code_files``, as one archive: the same bytes for the same code."""
     stream = io.BytesIO()
     with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
         for path in code_files(script):
-            root = ROOT if script.is_relative_to(ROOT) else script.parent
+            root = ROOT if path.is_relative_to(ROOT) else script.parent
             archive.writestr(zipfile.ZipInfo(path.relative_to(root).as_posix()), path.read_bytes())
     return stream.getvalue()
 

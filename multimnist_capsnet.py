@@ -1234,7 +1234,7 @@ class TrainState:
 
     def append(self, metrics: Mapping[str, float]) -> None:
         for key, value in metrics.items():
-            self.history.setdefault(key, []).append(value)
+            self.history.setdefault(key, []).append(float(value))  # a np.float32 is no JSON
 
 
 def count_params(params: Params) -> int:
@@ -1311,7 +1311,9 @@ def read_checkpoint(
             vars(state).update({key: models[name][key] for key in KEPT})
             for kind in ARRAYS:
                 for key, target in getattr(state, kind).items():
-                    target[...] = arrays[f"{name}/{kind}/{key}"]
+                    if (stored := arrays[f"{name}/{kind}/{key}"]).shape != target.shape:
+                        raise ValueError(f"{key} of {name} has shape {stored.shape}, not {target.shape}")
+                    target[...] = stored
     except Exception as error:  # whatever a damaged file does
         raise UserError(f"{path} is no readable checkpoint of {experiment}: {one_line(error)}") from None
     return config, states
@@ -1345,7 +1347,8 @@ Callback = Callable[[TrainState, bool], None]  # after a step: the state, and wh
 class Session:
     """The trainings of a run: resumed, saved after every epoch, and shown by a bar on a terminal, else by a line an
     epoch. For each ``model, state`` of ``session.trainings(n_steps)``: ``train(…, callback=session.after_step)``. A
-    checkpoint that cannot be written ends no training: ``state.unsaved`` says why."""
+    configuration has a ``seed``, a model a ``name`` and ``init_params(rng)``. A checkpoint that cannot be written ends
+    no training: ``state.unsaved`` says why."""
 
     experiment: str
     config: Any
@@ -1356,6 +1359,8 @@ class Session:
 
     def __post_init__(self) -> None:
         self.models, self.n_steps = self.make_models(self.config), 1
+        if self.names is not None:
+            self.names = list_of(one_of(tuple(self.models))).convert(self.names)
         self.states = {name: init_state(model, self.config) for name, model in self.models.items()}
         path = self.options.checkpoint
         if self.options.resume and is_there(path):

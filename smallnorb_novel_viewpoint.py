@@ -72,6 +72,13 @@ O = TypeVar("O")
 #   D  entries of a parent's pose, or of a vote          L       labels of an image    Q       points of an object
 
 
+class Pair(NamedTuple):
+    """A forward pass, ``(...) -> (out, cache)``, and its backward pass, ``(dout, cache) -> gradients``."""
+
+    forward: Callable[..., Any]
+    backward: Callable[..., Any]
+
+
 # --- Layers: each backward pass stands below its forward pass, and repeats the lines that it undoes -------------------
 
 ConvCache = tuple[Array, Array, tuple[int, ...], int, int]  # columns, w, the shape of x, stride, pad
@@ -250,7 +257,7 @@ def m_step_backward(
     dweight = np.einsum("bijd,bijd->bij", dsigma_sq_error, error)
     derror = 2 * weight[..., None] * dsigma_sq_error  # (B, I, J, D)
     # error = votes - mu
-    if em_grad == "exact":
+    if em_grad != "stop":
         dmu = dmu - derror.sum(axis=1)
     # mu = sum_i weight votes
     dweight += np.einsum("bjd,bijd->bij", dmu, votes)
@@ -259,7 +266,7 @@ def m_step_backward(
     dra = dweight / mass[:, None]  # (B, I, J)
     dmass -= (dra * weight).sum(axis=1)
     # mass = sum_i ra + floor
-    if em_grad == "exact":
+    if em_grad != "stop":
         dra += dmass[:, None]
     # ra = r a_in
     return dra * a_in[:, :, None], dvotes, (dra * r).sum(axis=2), dbeta_a, dbeta_v
@@ -330,7 +337,7 @@ def em_routing_forward(
     parent of the trained network keeps about one child, and the network generalises less. With a floor of the order of
     a squared vote a parent has several children.
     """
-    r = np.full(votes.shape[:3], 1 / votes.shape[2] if r is None else r, votes.dtype)  # (B, I, J)
+    r = np.full(votes.shape[:3], 1 / votes.shape[2] if r is None else r, np.result_type(votes, beta_a))  # (B, I, J)
     cache = EMCache([], [])
     for t, lambda_ in enumerate(lambdas):
         mu, sigma_sq, a, log_a, m_step = m_step_forward(r, a_in, votes, beta_a, beta_v, lambda_, variance_floor)
@@ -363,12 +370,15 @@ def em_routing_backward(dmu: Array, da: Array, cache: EMCache, em_grad: str) -> 
     return dvotes, da_in, dbeta_a, dbeta_v
 
 
+EM_ROUTING = Pair(em_routing_forward, em_routing_backward)  # a study gives a network another pair
+
+
 # --- Losses: (loss, gradient with respect to the input), means over the batch -----------------------------------------
 
 
 def softmax_cross_entropy(scores: Array, labels: Array) -> tuple[float, Array]:
     """scores (B, J), labels (B,) -> mean negative log-likelihood, dscores."""
-    rows = np.arange(len(labels))
+    rows, labels = np.arange(len(scores)), np.reshape(labels, len(scores))
     shifted = scores - scores.max(axis=1, keepdims=True)
     p = np.exp(shifted)
     total = p.sum(axis=1, keepdims=True)
@@ -383,7 +393,7 @@ def spread_loss(activations: Array, labels: Array, margin: float) -> tuple[float
 
     activations (B, J), labels (B,) -> mean loss, dactivations.
     """
-    rows = np.arange(len(labels))
+    rows, labels = np.arange(len(activations)), np.reshape(labels, len(activations))
     shortfall = np.maximum(0, margin - (activations[rows, labels][:, None] - activations))  # (B, J)
     shortfall[rows, labels] = 0  # the sum is over the wrong classes
     da = 2 * shortfall
@@ -432,7 +442,7 @@ class CapsulesCache(NamedTuple):
     primary: LinearCache
     a_in: Array  # (B, I)
     votes: VotesCache
-    routing: EMCache
+    routing: Any  # EMCache, or that of another pair
     mu: Array  # (B, J, D) class poses
     a: Array  # (B, J) class activations
 
@@ -444,22 +454,25 @@ def gaussian(rng: np.random.Generator, dtype: str, std: float, *shape: int) -> A
 
 def capsules_init(rng: np.random.Generator, config: Config) -> Params:
     K, C, E, dtype = CONV_KERNEL, config.in_channels, config.n_features, config.dtype
+    J = len(config.classes)
     n_primary_outputs = N_PRIMARY * (POSE_SIDE**2 + 1)
     # Each W_ij starts near the identity, so that at first a vote is about the child's own pose. It is drawn first: the
     # order of the draws decides which weights a seed has.
-    class_w = np.eye(POSE_SIDE, dtype=dtype) + gaussian(rng, dtype, 0.1, N_PRIMARY, N_CLASSES, POSE_SIDE, POSE_SIDE)
+    class_w = np.eye(POSE_SIDE, dtype=dtype) + gaussian(rng, dtype, 0.1, N_PRIMARY, J, POSE_SIDE, POSE_SIDE)
     return {
         "conv1.w": gaussian(rng, dtype, math.sqrt(2 / (K * K * C)), K, K, C, CONV_CHANNELS),
         "conv1.b": np.zeros(CONV_CHANNELS, dtype),
         "primary.w": gaussian(rng, dtype, math.sqrt(1 / E), E, n_primary_outputs),
         "primary.b": np.zeros(n_primary_outputs, dtype),
         "class.w": class_w,
-        "class.beta_a": np.zeros(N_CLASSES, dtype),
-        "class.beta_v": np.full(N_CLASSES, config.beta_v_init, dtype),
+        "class.beta_a": np.zeros(J, dtype),
+        "class.beta_v": np.full(J, config.beta_v_init, dtype),
     }
 
 
-def capsules_forward(params: Params, x: Array, config: Config) -> tuple[Array, CapsulesCache]:
+def capsules_forward(
+    params: Params, x: Array, config: Config, routing: Pair = EM_ROUTING
+) -> tuple[Array, CapsulesCache]:
     """x (B, 32, 32, C) -> class scores (B, J)."""
     conv, conv_cache = conv2d_forward(x, params["conv1.w"], params["conv1.b"], stride=2, pad=2)  # (B, 16, 16, 16)
     hidden, relu_cache = relu_forward(conv)
@@ -469,7 +482,7 @@ def capsules_forward(params: Params, x: Array, config: Config) -> tuple[Array, C
     pose = primary[:, :n_pose].reshape(-1, N_PRIMARY, POSE_SIDE, POSE_SIDE)  # (B, I, P, P)
     a_in, _ = sigmoid_forward(primary[:, n_pose:])  # (B, I)
     votes, votes_cache = votes_forward(pose, params["class.w"])  # (B, I, J, D)
-    mu, a, routing_cache = em_routing_forward(
+    mu, a, routing_cache = routing.forward(
         votes, a_in, params["class.beta_a"], params["class.beta_v"], config.lambdas, config.variance_floor
     )
     scores = class_scores_forward(mu, a, config.loss)
@@ -477,13 +490,13 @@ def capsules_forward(params: Params, x: Array, config: Config) -> tuple[Array, C
 
 
 def capsules_backward(
-    dscores: Array, cache: CapsulesCache, config: Config, need_dx: bool = False
+    dscores: Array, cache: CapsulesCache, config: Config, need_dx: bool = False, routing: Pair = EM_ROUTING
 ) -> tuple[Params, Array | None]:
     """dscores (B, J) -> gradients under the parameters' names, and dx (B, 32, 32, C) where needed."""
     grads: Params = {}
     dmu, da = class_scores_backward(dscores, cache.mu, config.loss)
-    routing = em_routing_backward(dmu, da, cache.routing, config.em_grad)
-    dvotes, da_in, grads["class.beta_a"], grads["class.beta_v"] = routing
+    routed = routing.backward(dmu, da, cache.routing, config.em_grad)
+    dvotes, da_in, grads["class.beta_a"], grads["class.beta_v"] = routed
     dpose, grads["class.w"] = votes_backward(dvotes, cache.votes)
     dprimary = np.concatenate([dpose.reshape(len(da), -1), sigmoid_backward(da_in, cache.a_in)], axis=1)
     dflat, grads["primary.w"], grads["primary.b"] = linear_backward(dprimary, cache.primary)
@@ -497,13 +510,14 @@ def capsules_backward(
 
 def cnn_init(rng: np.random.Generator, config: Config, n_hidden: int) -> Params:
     K, C, E, dtype = CONV_KERNEL, config.in_channels, config.n_features, config.dtype
+    J = len(config.classes)
     return {
         "conv1.w": gaussian(rng, dtype, math.sqrt(2 / (K * K * C)), K, K, C, CONV_CHANNELS),
         "conv1.b": np.zeros(CONV_CHANNELS, dtype),
         "hidden.w": gaussian(rng, dtype, math.sqrt(2 / E), E, n_hidden),
         "hidden.b": np.zeros(n_hidden, dtype),
-        "out.w": gaussian(rng, dtype, math.sqrt(1 / n_hidden), n_hidden, N_CLASSES),
-        "out.b": np.zeros(N_CLASSES, dtype),
+        "out.w": gaussian(rng, dtype, math.sqrt(1 / n_hidden), n_hidden, J),
+        "out.b": np.zeros(J, dtype),
     }
 
 
@@ -544,8 +558,9 @@ def make_models(config: Config) -> dict[str, Network]:
     init = functools.partial(capsules_init, config=config)
     n_params = count_params(init(np.random.default_rng(0)))
     # Each hidden unit costs its weights from conv1, its bias, and its weights to the classes.
-    conv_and_out_bias = CONV_KERNEL**2 * config.in_channels * CONV_CHANNELS + CONV_CHANNELS + N_CLASSES
-    n_matched = round((n_params - conv_and_out_bias) / (config.n_features + 1 + N_CLASSES))
+    J = len(config.classes)
+    conv_and_out_bias = CONV_KERNEL**2 * config.in_channels * CONV_CHANNELS + CONV_CHANNELS + J
+    n_matched = round((n_params - conv_and_out_bias) / (config.n_features + 1 + J))
     networks = [Network(
         "capsules", init, functools.partial(capsules_forward, config=config),
         functools.partial(capsules_backward, config=config), functools.partial(capsules_loss, config.loss),
@@ -1144,7 +1159,7 @@ class TrainState:
 
     def append(self, metrics: Mapping[str, float]) -> None:
         for key, value in metrics.items():
-            self.history.setdefault(key, []).append(value)
+            self.history.setdefault(key, []).append(float(value))  # a np.float32 is no JSON
 
 
 def count_params(params: Params) -> int:
@@ -1221,7 +1236,9 @@ def read_checkpoint(
             vars(state).update({key: models[name][key] for key in KEPT})
             for kind in ARRAYS:
                 for key, target in getattr(state, kind).items():
-                    target[...] = arrays[f"{name}/{kind}/{key}"]
+                    if (stored := arrays[f"{name}/{kind}/{key}"]).shape != target.shape:
+                        raise ValueError(f"{key} of {name} has shape {stored.shape}, not {target.shape}")
+                    target[...] = stored
     except Exception as error:  # whatever a damaged file does
         raise UserError(f"{path} is no readable checkpoint of {experiment}: {one_line(error)}") from None
     return config, states
@@ -1255,7 +1272,8 @@ Callback = Callable[[TrainState, bool], None]  # after a step: the state, and wh
 class Session:
     """The trainings of a run: resumed, saved after every epoch, and shown by a bar on a terminal, else by a line an
     epoch. For each ``model, state`` of ``session.trainings(n_steps)``: ``train(…, callback=session.after_step)``. A
-    checkpoint that cannot be written ends no training: ``state.unsaved`` says why."""
+    configuration has a ``seed``, a model a ``name`` and ``init_params(rng)``. A checkpoint that cannot be written ends
+    no training: ``state.unsaved`` says why."""
 
     experiment: str
     config: Any
@@ -1266,6 +1284,8 @@ class Session:
 
     def __post_init__(self) -> None:
         self.models, self.n_steps = self.make_models(self.config), 1
+        if self.names is not None:
+            self.names = list_of(one_of(tuple(self.models))).convert(self.names)
         self.states = {name: init_state(model, self.config) for name, model in self.models.items()}
         path = self.options.checkpoint
         if self.options.resume and is_there(path):
@@ -1554,7 +1574,7 @@ def forward_in_batches(model: Network, params: Params, images: Array) -> Iterato
     """Scores and cache of each batch of images (N, H, W, C), cropped as for a test."""
     for start in range(0, len(images), EVALUATION_BATCH):
         x = crop(images[start : start + EVALUATION_BATCH], None)
-        yield model.forward(params, x.astype(params["conv1.w"].dtype, copy=False))
+        yield model.forward(params, x.astype(next(iter(params.values())).dtype, copy=False))
 
 
 def predict_scores(model: Network, params: Params, images: Array) -> Array:
@@ -1564,7 +1584,8 @@ def predict_scores(model: Network, params: Params, images: Array) -> Array:
 
 def fraction_right(scores: Array, labels: Array) -> float:
     """The accuracy; NaN where a score is not finite, as the highest one says nothing then."""
-    return float((scores.argmax(axis=1) == labels).mean()) if np.isfinite(scores).all() else math.nan
+    right = scores.argmax(axis=1) == np.reshape(labels, len(scores))
+    return float(right.mean()) if np.isfinite(scores).all() else math.nan
 
 
 def accuracy(model: Network, params: Params, split: Split) -> float:
@@ -1611,9 +1632,9 @@ def steps_per_epoch(config: Config, data: Data) -> int:
 
 
 def of_model(name: str, config: Config) -> tuple[int, float, float]:
-    """Epochs, learning rate and weight decay of a model."""
-    c = config
-    return (c.n_epochs, c.lr, c.weight_decay) if name == "capsules" else (c.cnn_epochs, c.cnn_lr, c.cnn_weight_decay)
+    """Epochs, learning rate and weight decay of a model: those of the CNNs where its name begins with cnn."""
+    c, is_cnn = config, name.startswith("cnn")
+    return (c.cnn_epochs, c.cnn_lr, c.cnn_weight_decay) if is_cnn else (c.n_epochs, c.lr, c.weight_decay)
 
 
 def update(state: TrainState, grads: Params, config: Config) -> None:

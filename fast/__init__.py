@@ -1,1 +1,5 @@
-"""Fast twins of the plain forms in the scripts: the same signature, held to them by tests in float64."""
+"""Fast twins of the plain forms in the scripts: the same signature, held to them by tests in float64.
+
+In another project the folder lies where ``import fast`` finds it; each file but optimizers.py, which needs workers.py,
+works alone. All need numpy, and arrays of one type of floats. A ``squash`` is a pair as in multimnist_capsnet.py.
+"""

@@ -70,7 +70,7 @@ def routing_forward(u: Array, w: Array, n_iters: int, squash: Any) -> tuple[Arra
     u_hat = np.empty((B, I, J * D), u.dtype)
     np.matmul(u, w.reshape(-1, P, J * D), out=u_hat.swapaxes(0, 1))
     u_hat = u_hat.reshape(B, I, J, D).swapaxes(1, 2)
-    groups = [route(u_hat[k : k + GROUP], n_iters, squash) for k in range(0, B, GROUP)]
+    groups = [route(u_hat[k : k + GROUP], n_iters, squash) for k in range(0, max(B, 1), GROUP)]  # one, of no image
     return np.concatenate([steps.v[-1] for steps in groups]), RoutingCache(u, w, u_hat, groups, squash)
 
 
@@ -112,7 +112,7 @@ def route_backward(
     ds = squash_backward(dv, squashes[-1])
     left, right = [c[-1]], [ds]
     db = np.zeros_like(c[0])
-    for t in range(len(v) - 1, 0 if routing_grad == "exact" else len(v), -1):
+    for t in range(len(v) - 1, len(v) if routing_grad == "stop" else 0, -1):
         # s = sum_i c u_hat, c = softmax(b)
         dc = agreement(u_hat, ds)
         db = db + c[t] * (dc - (c[t] * dc).sum(axis=1, keepdims=True))

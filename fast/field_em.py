@@ -77,7 +77,7 @@ def receptive_fields(height: int, width: int, k: int, stride: int) -> Fields:
 
 def gather(x: Array, fields: Fields) -> Array:
     """x (B, H, W, ...) -> the entries of every field (B, Ho, Wo, K, K, ...)."""
-    return np.take(x.reshape(len(x), -1, *x.shape[3:]), fields.position, axis=1)
+    return np.take(x.reshape(len(x), math.prod(fields.size), *x.shape[3:]), fields.position, axis=1)
 
 
 def scatter(x: Array, fields: Fields, combine: np.ufunc = np.add) -> Array:
@@ -240,7 +240,7 @@ def m_step_backward(
     dbeta_v = D * (dmass_cost * mass).sum(axis=0)
     dsigma_sq = dsigma_sq + (0.5 * dmass_cost * mass)[..., None] / sigma_sq  # (L, J, D)
     # sigma_sq = sum_m weight (V - mu)^2 + floor; its derivative by mu is -2 sum_m weight (V - mu) = -2 deficit mu
-    if em_grad == "exact":
+    if em_grad != "stop":
         dmu = dmu - 2 * dsigma_sq * (MASS_FLOOR / mass)[..., None] * (mean + votes.shift)
     # mu = sum_m weight V; sigma_sq as above, with V - mu = v - mean: dV = weight (dmu + 2 dsigma_sq (v - mean)), and
     # dweight_m = sum_d dmu V + dsigma_sq (v - mean)^2, first without the terms that are the same for all m
@@ -308,7 +308,10 @@ def field_routing_forward(
     pose: Array, a_in: Array, w: Array, beta_a: Array, beta_v: Array, n_iters: int, variance_floor: float, k: int,
     stride: int = 1, offset: Array | None = None,
 ) -> tuple[Array, Array, RoutingCache]:
-    """See conv_matrix_capsules.py."""
+    """pose (B, H, W, I, P, P), a_in (B, H, W, I), w (K, K, I, J, P, P), or (1, 1, I, J, P, P) for the same matrices at
+    all positions of a field, beta_a and beta_v (J,), offset (K, K, P, P) added to the votes of the children there
+    -> poses (B, Ho, Wo, J, P, P), activations (B, Ho, Wo, J), cache. See conv_matrix_capsules.py for the rest.
+    """
     (B, H, W, I, P, _), J = pose.shape, w.shape[3]
     fields, D = receptive_fields(H, W, k, stride), P * P
     L, M = B * math.prod(fields.out), k * k * I
@@ -334,7 +337,11 @@ def field_routing_forward(
 def field_routing_backward(
     dmu: Array, da: Array, cache: RoutingCache, em_grad: str
 ) -> tuple[Array, Array, Array, Array, Array]:
-    """See conv_matrix_capsules.py."""
+    """dmu (B, Ho, Wo, J, P, P), da (B, Ho, Wo, J) -> dpose, da_in, dw, dbeta_a, dbeta_v, of the inputs' shapes.
+
+    em_grad "exact": the gradient of what the forward pass computes; "stop": that of the last M-step alone, with r, the
+    mass, and the mean inside sigma_sq held constant.
+    """
     pose, a_in, kron, offset, layer, shift, steps = cache
     fields, (J, D) = layer.fields, shift.shape[1:]
     P = math.isqrt(D)

@@ -32,8 +32,9 @@ def adamw_step(
     """Update ``state`` in place: its ``params``, its moments ``m`` and ``v``, its ``step``. [Kingma 2015, algorithm 1;
     Loshchilov 2019, algorithm 2]
 
-    The gradient is the sum of ``grads``, each with the keys of ``state.params``; the first is overwritten. Parameters
-    named in ``decayed`` first shrink by ``lr * weight_decay`` of themselves.
+    The gradient is the sum of ``grads``, each with the keys of ``state.params``; the first is overwritten, so that no
+    two of its arrays may share memory. Parameters named in ``decayed`` first shrink by ``lr * weight_decay`` of
+    themselves.
     """
     muon_step(state, grads, lr, weight_decay, decayed, {}, workers)
 
@@ -52,6 +53,8 @@ def muon_step(
     for key in sorted(state.params, key=matrices.__contains__, reverse=True):
         p, m, v = state.params[key], state.m[key], state.v[key]
         gs, keep = [grad[key] for grad in grads], 1 - lr * weight_decay if key in decayed else 1.0
+        if any(g.shape != p.shape for g in gs):  # reshape would hide it
+            raise ValueError(f"a gradient of {key} has shape {[g.shape for g in gs]}, not {p.shape}")
         if key in matrices:
             jobs.append(partial(_muon, p, gs, m, lr, keep, matrices[key]))
             continue

@@ -106,6 +106,8 @@ def conv2d_forward(x: Array, w: Array, b: Array, stride: int, pad: int) -> tuple
     if pad:
         x = np.pad(x, ((0, 0), (pad, pad), (pad, pad), (0, 0)))
     (B, H, W, C), (K, _, _, n_out) = x.shape, w.shape
+    if w.shape[1] != K:
+        raise ValueError(f"a kernel of {w.shape} is not square")
     k, Ho, Wo, N = -(-K // stride), (H - K) // stride + 1, (W - K) // stride + 1, stride**2 * C
     t = transforms(Ho, Wo, k, x.dtype)
     U, V, R = len(t.x_rows), len(t.x_columns) // 2, len(t.x_rows) // 2

@@ -36,7 +36,8 @@ class Batch(Protocol):
 
 
 class Workers:
-    """``n_threads`` threads. Used as a context, in which the BLAS has one thread."""
+    """``n_threads`` threads. Used as a context, in which the BLAS has one thread; outside of it ``map`` has no threads.
+    From the first context on, the process keeps the memory that it frees, up to 2 GiB (``keep_freed_memory``)."""
 
     def __init__(self, n_threads: int = 1) -> None:
         self.n_threads = n_threads
@@ -56,7 +57,7 @@ class Workers:
         self._stack.close()
 
     def map(self, work: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
-        """``[work(item) for item in items]``, computed concurrently."""
+        """``[work(item) for item in items]``, computed concurrently. ``work`` must not call it: it would never end."""
         items = list(items)
         if self._pool is None or len(items) == 1:
             return [work(item) for item in items]

@@ -114,9 +114,9 @@ def run_command(script: Path) -> list[str]:
 
 
 def code_files(script: Path) -> list[Path]:
-    """The script and the modules of its folder that it imports, directly or not. Raises UserError where one cannot be
-    read."""
-    root = ROOT if script.is_relative_to(ROOT) else script.parent
+    """The script and the modules of this project, and of a folder of its own, that it imports, directly or not. Raises
+    UserError where one cannot be read."""
+    roots = (ROOT,) if script.is_relative_to(ROOT) else (script.parent, ROOT)
     found: set[Path] = set()
     todo = [script]
     while todo:
@@ -136,7 +136,8 @@ def code_files(script: Path) -> list[Path]:
                 names += [f"data.{call.args[0].value!s}"] if isinstance(call.args[0], ast.Constant) else []
         for name in names:
             for part in itertools.accumulate(name.split("."), lambda a, b: f"{a}/{b}"):
-                todo += [file for file in (root / f"{part}.py", root / part / "__init__.py") if file.is_file()]
+                files = [file for root in roots for file in (root / part / "__init__.py", root / f"{part}.py")]
+                todo += list(filter(Path.is_file, files))[:1]
     return sorted(found)
 
 
@@ -160,5 +161,5 @@ def parse_flags(script: Path, argv: Sequence[str]) -> Any:
         except UsageError as error:
             raise UsageError(f"{script.name}: {error}") from None
     if not hasattr(module, "make_parser"):
-        raise UsageError(f"{script.name} is no experiment")
+        raise UsageError(f"{script.name} is no experiment: it has neither Config and Options nor make_parser")
     return module.make_parser().parse_args(argv)

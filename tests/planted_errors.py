@@ -84,11 +84,11 @@ smallnorb_novel_viewpoint.py test_protocol
   test_initial_parameters |
      capsules_init: gaussian(rng, dtype, _a, _b, _c) -> gaussian(rng, dtype, 1.2 * _a, _b, _c) |
      cnn_init: math.sqrt(2 / E) -> 0.8 * math.sqrt(2 / E) |
-     cnn_init: gaussian(rng, dtype, _a, _b, N_CLASSES) -> gaussian(rng, dtype, 1.2 * _a, _b, N_CLASSES) |
+     cnn_init: gaussian(rng, dtype, _a, _b, J) -> gaussian(rng, dtype, 1.2 * _a, _b, J) |
      capsules_init: 0.1 -> 0.12 |
      capsules_init: gaussian(rng, dtype, _a, K, K, _b, _c) -> gaussian(rng, dtype, 1.2 * _a, K, K, _b, _c) |
      capsules_init: np.zeros(CONV_CHANNELS, _a) -> np.full(CONV_CHANNELS, 0.1, _a) |
-     capsules_init: np.zeros(N_CLASSES, dtype) -> 1 + np.zeros(N_CLASSES, dtype) |
+     capsules_init: np.zeros(J, dtype) -> 1 + np.zeros(J, dtype) |
      capsules_init: config.beta_v_init -> -config.beta_v_init
   test_defaults_are_the_stored_ones | module: 3.0 -> 2.0 | module: 1 / 16 -> 1 / 4 | module: 4.0 -> 2.0
 smallnorb_novel_viewpoint.py test_contract

@@ -332,6 +332,16 @@ def test_what_a_run_is_started_with(fake: str, monkeypatch: pytest.MonkeyPatch) 
         assert vars(threads_here)["_max_workers"] == 5
 
 
+def test_a_script_in_another_folder_takes_what_it_imports_of_the_project_along(fake: str) -> None:
+    """Its copy on a worker has it, and a run is stale after a change of it; a module of its own comes first."""
+    Path("tables.py").write_text("import support.tables\n")
+    Path(fake).write_text(f"import smallnorb_novel_viewpoint, tables\n{FAKE}")
+    with zipfile.ZipFile(io.BytesIO(compare_seeds.pack(Path(fake).resolve()))) as archive:
+        names = {*archive.namelist()}
+        assert {"fake.py", "tables.py", "support/tables.py", "smallnorb_novel_viewpoint.py", "fast/workers.py"} < names
+        assert archive.read("tables.py") == Path("tables.py").read_bytes()
+
+
 def test_a_module_of_the_project_runs_on_a_worker(fake: str, monkeypatch: pytest.MonkeyPatch) -> None:
     worker = SimpleNamespace(local_directory=str(Path("space").resolve()), address="tcp://w:1")
     monkeypatch.setitem(sys.modules, "distributed", SimpleNamespace(get_worker=lambda: worker))
@@ -451,7 +461,7 @@ def test_usage_errors(fake: str, capsys: Capture, flags: str) -> None:
         ("smallnorb_novel_viewpoint --grid em-iters=1,x", "argument --em-iters: 'x' is not a whole number"),
         ("smallnorb_novel_viewpoint --grid colour=red,blue", "unrecognized arguments: --colour=red"),
         ("conv_matrix_capsules -- --dataset smallnorb", "argument --data-dir: goes with --dataset smallnorb"),
-        ("claims", "is no experiment"),
+        ("claims", "is no experiment: it has neither Config and Options nor make_parser"),
         ("visualize_multimnist_capsnet", "unrecognized arguments: --out-json=x.json"),
     ],
 )

@@ -479,6 +479,26 @@ def test_field_routing_is_the_loop(case: tuple[int, ...]) -> None:
             assert r[e, y, x, dy, dx, i, j] == pytest.approx(value, rel=1e-9)
 
 
+@pytest.mark.parametrize("form", [m, spectral_conv])
+@pytest.mark.parametrize("shape", [(3, 5, 2, 4), (5, 3, 2, 4)])
+def test_a_kernel_that_is_not_square_is_told(form: Any, shape: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match=r"mismatch|not square"):
+        form.conv2d_forward(np.ones((1, 9, 9, 2)), np.ones(shape), np.zeros(4), 1, 0)
+
+
+@pytest.mark.parametrize("form", [m, dynamic_routing])
+def test_dynamic_routing_of_no_image(form: Any) -> None:
+    v, cache = form.routing_forward(np.ones((0, 6, 8)), np.ones((6, 8, 3, 4)), 3, m.SQUASH)
+    du, dw = form.routing_backward(v, cache, "exact")
+    assert (v.shape, du.shape, dw.shape, dw.any()) == ((0, 3, 4), (0, 6, 8), (6, 8, 3, 4), False)
+
+
+def test_votes_that_are_whole_numbers_are_routed_as_others() -> None:
+    votes, a_in, beta = np.random.default_rng(0).integers(-3, 4, (2, 6, 3, 16)), np.ones((2, 6)), np.zeros(3)
+    whole, other = (s.em_routing_forward(v, a_in, beta, beta, [1.0, 1.0]) for v in (votes, votes.astype(float)))
+    np.testing.assert_array_equal(whole[0], other[0])
+
+
 def test_random_couplings() -> None:
     couplings = study.random_couplings(9, 7)
     np.testing.assert_allclose(couplings.sum(axis=1), 1)

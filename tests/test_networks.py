@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -99,6 +101,64 @@ def test_a_step_overwrites_neither_its_inputs_nor_the_next_steps(experiment: str
         np.testing.assert_array_equal(again[key], g, err_msg=key)
     for array, was in zip(arrays, before, strict=True):
         np.testing.assert_array_equal(array, was)
+
+
+class OwnConfig(views.Config):
+    classes, in_channels, n_features = ("bar", "dot", "ring"), 3, 12 * 12 * views.CONV_CHANNELS
+
+
+def own_data(column: bool) -> views.Data:
+    """Images of another size, colours and classes."""
+    labels = np.arange(24) % 3
+    images = np.random.default_rng(0).standard_normal((24, 24, 24, 3), np.float32)
+    images[np.arange(24), 8 * labels] += 2
+    split = views.Split(images, labels[:, None] if column else labels, *np.zeros((3, 24)))
+    return views.Data(split, split, split)
+
+
+@pytest.mark.parametrize("loss", ["spread", "cross-entropy"])
+def test_arrays_of_ones_own_and_labels_in_a_column(loss: str) -> None:
+    """A column of labels is no table of all against all."""
+    config = OwnConfig(n_epochs=8, lr=2e-3, loss=loss)
+    flat, column = (views.train_all(config, own_data(as_column)) for as_column in (False, True))
+    for name in views.MODEL_NAMES:
+        assert flat[name].history == column[name].history
+        assert flat[name].history["familiar_accuracy"][-1] > 0.9, name
+        with pytest.raises(ValueError, match="reshape"):
+            views.fraction_right(np.ones((24, 3)), np.eye(3)[own_data(False).train.labels])
+
+
+def test_a_network_of_another_name_or_with_other_parameters() -> None:
+    """Only the CNNs have their own settings; no parameter's name is asked for."""
+    config = views.Config(lr=1e-3, cnn_lr=2e-3)
+    rates = {name: views.of_model(name, config)[1] for name in ("capsules", "capsules_even", "cnn", "cnn_matched")}
+    assert rates == {"capsules": 1e-3, "capsules_even": 1e-3, "cnn": 2e-3, "cnn_matched": 2e-3}
+    model = Mock(forward=lambda params, x: (x.sum(axis=(1, 2)) * params["k"], None))
+    assert views.predict_scores(model, {"k": np.ones(1)}, np.ones((2, 3, 3, 1), np.float32)).dtype == np.float64
+
+
+@pytest.mark.parametrize("script", [views, digits])
+def test_names_of_models_are_whole_and_known(script: Any) -> None:
+    models = {name: Mock(init_params=lambda rng: {}) for name in ("cnn", "cnn_matched")}
+    for name, model in models.items():
+        model.name = name
+    session = script.Session("x", script.Config(), lambda _: models, names="cnn_matched")
+    assert [*session.trained] == ["cnn_matched"]
+    with pytest.raises(script.UsageError, match="'cnm' is not one of cnn, cnn_matched"):
+        script.Session("x", script.Config(), lambda _: models, names=["cnm"])
+
+
+@pytest.mark.parametrize("script", [views, digits])
+def test_a_checkpoint_of_other_shapes_is_refused(script: Any, tmp_path: Path) -> None:
+    """One number would fill an array."""
+    def models(n: int) -> Any:
+        return lambda _: {"m": SimpleNamespace(name="m", init_params=lambda rng: {"beta": np.zeros(n)})}
+
+    state = script.init_state(models(1)(None)["m"], script.Config())
+    state.step = 1
+    script.save_checkpoint(tmp_path / "x", "e", script.Config(), [state])
+    with pytest.raises(script.UserError, match=r"beta of m has shape \(1,\), not \(3,\)"):
+        script.read_checkpoint(tmp_path / "x", "e", script.Config, models(3))
 
 
 OF_VIEWS = {"n_epochs": 10, "n_elev": 1, "n_train_views": 4, "n_per_combo": 3, "batch_size": 10, "lr": 5e-4}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -109,6 +110,12 @@ def test_a_parameter_in_any_order_of_memory_is_updated() -> None:
     assert not np.array_equal(states[1].params["w"], np.arange(12.0).reshape(3, 4))
 
 
+@pytest.mark.parametrize("shape", [(4, 3), (12,), (1, 12)])
+def test_a_gradient_of_another_shape_is_told(shape: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match="a gradient of w has shape"):
+        adamw_step(state_of({"w": (3, 4)}), [{"w": np.ones(shape)}], 0.1)
+
+
 def test_muon_by_hand() -> None:
     check_muon()
 
@@ -188,3 +195,10 @@ def test_a_state_adds_up_the_losses_of_an_epoch() -> None:
     state.end_epoch(4, {"accuracy": 0.5})
     assert state.history == {"train_loss": [3.0], "other": [0.25], "accuracy": [0.5]}
     assert state.sums == {}
+
+
+def test_a_history_is_of_numbers_that_json_has() -> None:
+    state = state_of({"p": (2,)})
+    state.add({"train_loss": np.float32(0.5)})
+    state.end_epoch(1, {"accuracy": np.float32(0.25)})
+    assert json.dumps(state.history) == '{"train_loss": [0.5], "accuracy": [0.25]}'
