@@ -259,26 +259,26 @@ REGISTERED: tuple[Claim, ...] = (
         "EM routing classifies better than even assignments",
         "smallNORB: error 1.8 % with three iterations, 9.7 % with one", "docs/what_routing_does.md", (
             Condition(
-                "dense, new azimuths", "smallnorb_novel_viewpoint/registered_routing_azimuths.json",
+                "drawn shapes, new azimuths", "smallnorb_novel_viewpoint/registered_routing_azimuths.json",
                 "routed:capsules", "even:capsules", "held_out_accuracy", "3000:3384",
                 searches=("shapes_azimuths_dense_capsules_2_iterations.json",
                           "shapes_azimuths_dense_capsules_1_iterations.json"),
             ),
             Condition(
-                "dense, new elevations", "smallnorb_novel_viewpoint/registered_routing_elevations.json",
+                "drawn shapes, new elevations", "smallnorb_novel_viewpoint/registered_routing_elevations.json",
                 "routed:capsules", "even:capsules", "held_out_accuracy", "3000:3176",
                 searches=("shapes_elevations_dense_capsules_2_iterations.json",
                           "shapes_elevations_dense_capsules_1_iterations.json"),
             ),
             Condition(
-                "dense, new elevations of the write-up's objects",
+                "write-up's objects, new elevations",
                 "smallnorb_novel_viewpoint/registered_voxels_routing_elevations.json",
                 "routed:capsules", "even:capsules", "held_out_accuracy", "4000:4128",
                 searches=("voxels_elevations_dense_capsules_2_iterations.json",
                           "voxels_elevations_dense_capsules_1_iterations.json"),
             ),
             Condition(
-                "dense, new azimuths of the write-up's objects",
+                "write-up's objects, new azimuths",
                 "smallnorb_novel_viewpoint/registered_voxels_routing_azimuths.json",
                 "routed:capsules", "even:capsules", "held_out_accuracy", "4200:4560",
                 searches=("voxels_azimuths_dense_capsules_2_iterations.json",
