@@ -4,8 +4,8 @@
 
 draws from results of compare_seeds.py:
 
-    attack_seeds.png      accuracy against the size of an attack, mean and interval over seeds: FGSM, with the paper's
-                          on smallNORB in grey, and the worst case of all attacks
+    attack_seeds.png      accuracy against the size of an attack, mean and interval over seeds, on drawn shapes and on
+                          the write-up's objects: FGSM, with the paper's on smallNORB in grey, and the worst case
     training_curves.png   loss and accuracy, epoch by epoch: the seed whose capsules have the median accuracy without
                           an attack, trained again
     attack_trainings.png  accuracy under attack against the length of the training, for three weight decays
@@ -24,7 +24,7 @@ import dataclasses
 import functools
 import itertools
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -39,33 +39,32 @@ from more.visualize_conv_matrix_capsules import MODELS
 from smallnorb_novel_viewpoint import RunOptions, TrainState, from_json
 from support.experiment import redeclared
 
-SHOWN_KINDS = {"fgsm": "one step: FGSM", "worst_case": "worst case of all attacks with this ε or a smaller one"}
+SHOWN_KINDS = {"fgsm": "one step along the loss", "worst_case": "worst of many attacks"}
 # read off figure 3 of [Hinton 2018], by epsilon
 PAPER_FGSM = {"capsules": {0.2: 0.83, 0.5: 0.69}, "cnn": {0.2: 0.16, 0.5: 0.03}}
 CHANCE = 1 / experiment.network_config(experiment.Config()).n_classes
-RESULT, REGISTERED, LENGTHS = (
-    Path("results") / experiment.EXPERIMENT / f"{name}.json" for name in ("shapes", "registered_shapes", "lengths")
+RESULT, LENGTHS, *REGISTERED = (
+    Path("results", experiment.EXPERIMENT, f"{name}.json")
+    for name in ("shapes", "lengths", "registered_shapes", "registered_voxels")
 )
 
 
-def draw_attack_seeds(path: Path = REGISTERED) -> Figure:
-    """Accuracy against epsilon: mean and interval over the seeds of a file by compare_seeds.py."""
-    found, *_ = settings_in(path)
-    runs, epsilons = found["runs"], [0.0, *found["config"]["epsilons"]]
-    text = (
-        f"{DATASET_NAMES[found['dataset']]} · networks of equal size · mean and 95 % interval of"
-        f" {plural(len(runs), 'seed')}\n"
-        "no pixel moved by more than ε, along the gradient of the loss, all weights known"
-    )
-    fig = make_figure(4.3, "Accuracy under attack", text)
+def draw_attack_seeds(paths: Sequence[Path] = tuple(REGISTERED)) -> Figure:
+    """Accuracy against epsilon: mean and interval over the seeds of files by compare_seeds.py, a row for each."""
+    text = "networks of equal size, mean and 95 % interval\nno pixel changed by more than ε, all weights known"
+    fig = make_figure(1.6 + 2.7 * len(paths), "Accuracy under attack", text)
     handles = model_handles(MODELS.values())
     dotted: dict[str, Any] = {"color": GREY, "linestyle": ":", "linewidth": 1.1}
     papers = [Line2D([], [], **dotted, marker=style.marker, label=f"the paper's {style.short}: figure 3, smallNORB")
               for style in MODELS.values()]
     head_legend(fig, [handle for both in zip(handles, papers, strict=True) for handle in both], 2)
-    for ax, (kind, title) in zip(fig.subplots(1, 2, sharey=True), SHOWN_KINDS.items(), strict=True):
+    rows_of_axes = fig.subplots(len(paths), 2, sharex=True, sharey=True, squeeze=False)
+    for (path, axes), (k, kind) in itertools.product(zip(paths, rows_of_axes, strict=True), enumerate(SHOWN_KINDS)):
+        (found, *_), ax = settings_in(path), axes[k]
+        runs, epsilons = found["runs"], [0.0, *found["config"]["epsilons"]]
         accuracy_axis(ax, "accuracy" if kind == "fgsm" else None, CHANCE, side="left")
-        ax.set_title(title)
+        objects = "the write-up's objects" if found["dataset"] == "voxels" else DATASET_NAMES[found["dataset"]]
+        ax.set_title(f"{objects}, {plural(len(runs), 'seed')}: {SHOWN_KINDS[kind]}")
         for name, style in MODELS.items():
             rows = [[run["models"][name][f"{kind}_{e:g}_accuracy"] for e in epsilons] for run in runs]
             plot_band(ax, epsilons, np.array(rows), style)
@@ -73,7 +72,8 @@ def draw_attack_seeds(path: Path = REGISTERED) -> Figure:
                 paper = {e: value for e, value in PAPER_FGSM[name].items() if e <= epsilons[-1]}
                 label = f"paper, {style.short}"
                 ax.plot(list(paper), list(paper.values()), **dotted, marker=style.marker, label=label, clip_on=False)
-        ax.set_xlabel("ε (pixels run from 0 to 1)")
+        if path == paths[-1]:
+            ax.set_xlabel("ε (pixels run from 0 to 1)")
         ax.set_xlim(0, epsilons[-1])
         ax.set_xticks(epsilons, [f"{e:g}" for e in epsilons])
     return fig
@@ -261,7 +261,9 @@ def draw_steps(found: Mapping[str, Attacked], config: experiment.Config) -> Figu
 
 
 OF_RUN = {"training_curves": draw_training_curves, "attack_steps": draw_attack_steps}
-OF_RESULTS = {"attack_seeds": draw_attack_seeds, "attack_trainings": draw_attack_trainings}
+OF_RESULTS: dict[str, Callable[[], Figure]] = {
+    "attack_seeds": draw_attack_seeds, "attack_trainings": draw_attack_trainings,
+}
 Config = NoSettings
 
 

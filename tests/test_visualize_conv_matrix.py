@@ -158,12 +158,18 @@ def test_attacks_are_means_and_intervals_with_the_papers_beside(monkeypatch: pyt
         runs[s]["models"][name] = {f"fgsm_{e}_accuracy": a for e, a in metrics.items()}
         runs[s]["models"][name] |= {f"worst_case_{e}_accuracy": a / 2 for e, a in metrics.items()}
     document = {"dataset": "shapes", "config": {"epsilons": [0.2, 0.5]}, "settings": {"": {"runs": runs}}}
-    path = Path("attacks.json")
+    path, other = Path("attacks.json"), Path("others.json")
     path.write_text(json.dumps(document))
-    axes = drawn(lambda: attacks.draw_attack_seeds(path)).axes
+    fewer = {"dataset": "voxels", "settings": {"": {"runs": runs[:1]}}}
+    other.write_text(json.dumps(document | fewer))
+    axes = drawn(lambda: attacks.draw_attack_seeds([path, other])).axes
+    titles = [f"{what}: {kind}" for what in ("drawn shapes, 2 seeds", "the write-up's objects, 1 seed")
+              for kind in ("one step along the loss", "worst of many attacks")]
+    assert [ax.get_title("left") for ax in axes] == titles
+    assert_same(held(axes[3])["lines"]["CNN of equal size"], [[0, 0.2, 0.5], [0.5, 0.05, 0]], "another file")
     x = [0, 0.2, 0.5]
     half, capsules, cnn = t_quantile(2) * np.array([0.1, 0.2, 0.1]), np.array([0.9, 0.4, 0.2]), np.array([1.0, 0.2, 0])
-    for ax, factor in zip(axes, (1, 0.5), strict=True):
+    for ax, factor in zip(axes[:2], (1, 0.5), strict=True):
         lines, band = held(ax)["lines"], [x, factor * (capsules - half), factor * (capsules + half)]
         assert_same(lines["Matrix capsules"], [x, factor * capsules], "capsules")
         assert_same(lines["CNN of equal size"], [x, factor * cnn], "cnn")
@@ -173,15 +179,17 @@ def test_attacks_are_means_and_intervals_with_the_papers_beside(monkeypatch: pyt
     assert_same(lines["paper, capsules"], [[0.2, 0.5], [0.83, 0.69]], "the paper's capsules")
     assert_same(lines["paper, CNN"], [[0.2, 0.5], [0.16, 0.03]], "the paper's CNN")
     path.write_text(json.dumps(document | {"config": {"epsilons": [0.2]}}))
-    lines = held(drawn(lambda: attacks.draw_attack_seeds(path), record=False).axes[0])["lines"]
+    lines = held(drawn(lambda: attacks.draw_attack_seeds([path]), record=False).axes[0])["lines"]
     assert_same(lines["paper, CNN"], [[0.2], [0.16]], "as far as ours")
     monkeypatch.setattr("support.figures.ROOT", ROOT)  # what is drawn without another file
     (kept,) = attacks.settings_in(attacks.RESULT)
-    (verdict,) = attacks.settings_in(attacks.REGISTERED)
-    assert min(run["seed"] for run in kept["runs"]) < 2000 <= min(run["seed"] for run in verdict["runs"])
-    defaults = [inspect.signature(draw).parameters["path"].default for draw in (
-        attacks.draw_attack_seeds, attacks.draw_training_curves, attacks.draw_attack_trainings)]
-    assert defaults == [attacks.REGISTERED, attacks.RESULT, attacks.LENGTHS]
+    verdicts = [runs for path in attacks.REGISTERED for runs in attacks.settings_in(path)]
+    assert [(one["dataset"], len(one["runs"])) for one in verdicts] == [("shapes", 48), ("voxels", 64)]
+    assert min(run["seed"] for run in kept["runs"]) < 2000 <= min(run["seed"] for run in verdicts[0]["runs"])
+    draws: Any = (attacks.draw_attack_seeds, attacks.draw_training_curves, attacks.draw_attack_trainings)
+    defaults = [inspect.signature(draw).parameters[name].default
+                for draw, name in zip(draws, ("paths", "path", "path"), strict=True)]
+    assert defaults == [tuple(attacks.REGISTERED), attacks.RESULT, attacks.LENGTHS]
 
 
 def test_accuracy_under_attack_against_the_length_of_the_training() -> None:
