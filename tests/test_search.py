@@ -149,9 +149,11 @@ def test_lengths_before_a_training_goes_wrong_keep_their_accuracies(monkeypatch:
     assert found == {10: whole[10], 11: {"familiar": 0.2, "held_out": 0.2}}
 
 
-def test_a_run_under_attack_has_the_accuracy_of_the_attacks_on_its_networks() -> None:
+def test_a_run_under_attack_has_the_accuracy_of_the_attacks_on_its_networks(monkeypatch: pytest.MonkeyPatch) -> None:
     """The dense CNN's after each length of one training."""
     for network, model, lengths in (("dense", "cnn", [10, 11]), ("convolutional", "capsules", [1])):
+        if network == "convolutional":  # a hundred times slower
+            monkeypatch.setattr(m, "EFFORT", m.EFFORT._replace(first_steps=5, most_steps=10))
         config = m.Config(network=network, model=model, condition="attacks")
         found = m.run_once(config, (0.001, 1.0, lengths[-1]), 100)
         assert list(found) == lengths
