@@ -465,11 +465,13 @@ def main(argv: Sequence[str]) -> None:
     jobs = make_jobs(args, settings, archive)
     results, failures = run_all(jobs, args, archive)
     document = make_document(args, settings, results, failures)
-    print(f"{describe(summarise_comparison(document))}\n", flush=True)
     try:
-        store_document(args.out, args.part, document)
-    except UserError as error:
-        raise UserError(f"{one_line(error)}; the runs are kept, and --resume writes them") from error
+        print(f"{describe(summarise_comparison(document))}\n", flush=True)
+    finally:  # where nobody reads the table, too
+        try:
+            store_document(args.out, args.part, document)
+        except UserError as error:
+            raise UserError(f"{one_line(error)}; the runs are kept, and --resume writes them") from error
     print(f"{args.out} is written")
     if failures:
         raise UserError(f"{len(failures)} of {len(jobs)} runs failed; the others are kept")

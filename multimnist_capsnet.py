@@ -652,7 +652,7 @@ MNIST_SHA256 = {
     "t10k-images-idx3-ubyte": "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
     "t10k-labels-idx1-ubyte": "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
 }  # of the .gz files
-HAS_DATA = Path(__file__).with_name("data").is_dir()  # which reads other files, and draws strokes
+HAS_DATA = Path(__file__).with_name("data").joinpath("digit_files.py").is_file()  # it reads other files, draws strokes
 EMNIST = r"(?<![a-z])emnist(?![a-z])"  # in a folder's name: its images are to be turned
 TIMEOUT = 8  # seconds, to connect and for the next bytes
 MNIST_CRC32 = 0x1939F699  # of the four arrays' bytes, in the order of Digits
@@ -681,8 +681,9 @@ def load_mnist(data_dir: Path | None = None) -> Digits:
     """
     place = data_dir or cache_dir()
     paths = [find_file(place, stem) for stem in MNIST_SHA256]
-    is_emnist = data_dir is not None and re.search(EMNIST, data_dir.absolute().name, re.IGNORECASE)
-    if data_dir is not None and data_dir.exists() and (is_emnist or (HAS_DATA and not any(paths))):
+    if data_dir is not None and data_dir.exists() and (
+        re.search(EMNIST, data_dir.resolve().name, re.IGNORECASE) or (HAS_DATA and not any(paths))
+    ):
         try:
             return Digits("custom", *from_data("digit_files").read_digit_files(data_dir))  # Kaggle's, Keras', EMNIST's
         except ValueError as error:
@@ -1105,8 +1106,9 @@ def from_data(module: str) -> Any:
     try:
         return importlib.import_module(f"data.{module}")
     except ImportError as error:
-        other = getattr(sys.modules.get("data"), "__file__", None)  # a person's own data.py
-        what = f"{other} is in the way of" if other and Path(other).parent.name != "data" else "this needs"
+        other = getattr(sys.modules.get("data"), "__file__", None)  # a person's own data
+        is_other = other and Path(other).resolve().parent != Path(__file__).resolve().with_name("data")
+        what = f"{other} is in the way of" if is_other else "this needs"
         raise UserError(f"{what} data/{module}.py beside the script: {one_line(error)}") from None
 
 

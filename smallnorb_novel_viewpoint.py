@@ -1030,8 +1030,9 @@ def from_data(module: str) -> Any:
     try:
         return importlib.import_module(f"data.{module}")
     except ImportError as error:
-        other = getattr(sys.modules.get("data"), "__file__", None)  # a person's own data.py
-        what = f"{other} is in the way of" if other and Path(other).parent.name != "data" else "this needs"
+        other = getattr(sys.modules.get("data"), "__file__", None)  # a person's own data
+        is_other = other and Path(other).resolve().parent != Path(__file__).resolve().with_name("data")
+        what = f"{other} is in the way of" if is_other else "this needs"
         raise UserError(f"{what} data/{module}.py beside the script: {one_line(error)}") from None
 
 

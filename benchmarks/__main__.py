@@ -120,9 +120,11 @@ def main(argv: Sequence[str]) -> None:
         tables = measure(config.repetitions, options.threads, config.only)
     command = shlex.join(["python", "-m", "benchmarks", *argv])
     machine = environment(options.threads) | {"pytorch": version_of("torch"), "jax": version_of("jax")}
-    for name in tables:
-        print(f"\n{name}\n{plain_table({'tables': tables}, name, {})}", flush=True)
-    save_result(options.out, {"command": command, "environment": machine, "tables": tables})
+    try:
+        for name in tables:
+            print(f"\n{name}\n{plain_table({'tables': tables}, name, {})}", flush=True)
+    finally:  # where nobody reads them, too
+        save_result(options.out, {"command": command, "environment": machine, "tables": tables})
 
 
 if __name__ == "__main__":

@@ -313,8 +313,10 @@ def main(argv: Sequence[str]) -> None:
     command = shlex.join(["python", "-m", "evidence.search", *argv, *named])
     change = found["doubled_length"]["change"] if "doubled_length" in found else None
     longer = "" if change is None else f"; twice as long {change:+.3f}"
-    print(f"{config.name}: rate, decay and epochs {found['winner']}{longer}", flush=True)
-    save_result(out, {"command": command, "environment": environment(1), **found})
+    try:
+        print(f"{config.name}: rate, decay and epochs {found['winner']}{longer}", flush=True)
+    finally:  # where nobody reads it, too
+        save_result(out, {"command": command, "environment": environment(1), **found})
 
 
 if __name__ == "__main__":

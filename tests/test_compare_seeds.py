@@ -340,6 +340,9 @@ def test_a_script_in_another_folder_takes_what_it_imports_of_the_project_along(f
         names = {*archive.namelist()}
         assert {"fake.py", "tables.py", "support/tables.py", "smallnorb_novel_viewpoint.py", "fast/workers.py"} < names
         assert archive.read("tables.py") == Path("tables.py").read_bytes()
+    Path(fake).write_text("import support.tables\n")  # and no data/, fast/
+    zipfile.ZipFile(io.BytesIO(compare_seeds.pack(Path(fake).resolve()))).extractall("copy")
+    subprocess.run([sys.executable, Path("copy", fake).resolve()], env={**os.environ, "PYTHONPATH": ""}, check=True)
 
 
 def test_a_module_of_the_project_runs_on_a_worker(fake: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -484,6 +487,19 @@ def test_a_full_disk_loses_no_table(fake: str, monkeypatch: pytest.MonkeyPatch, 
     out, error = capsys.readouterr()
     assert "| mean |" in out
     assert error.endswith("x.json: No space left on device; the runs are kept, and --resume writes them\n")
+
+
+@pytest.mark.parametrize(("error", "status"), [(BrokenPipeError(32, "Broken pipe"), 0), (OSError(28, "full"), 1)])
+def test_a_result_is_written_whoever_reads_the_table(
+    error: OSError, status: int, fake: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def closed(*_: Any, **__: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(compare_seeds, "print", closed, raising=False)
+    monkeypatch.setattr(os, "dup2", lambda *_: None)  # of pytest's own stdout
+    assert main([fake, "--seeds", "0,1", "--out", "x.json"]) == status
+    assert json.loads(Path("x.json").read_text())["settings"]
 
 
 def test_a_script_that_cannot_be_read_or_a_result_that_cannot_be_written(

@@ -176,6 +176,8 @@ def test_the_folders_own_name_is_emnist_or_holds_the_word_in_another(
         write(FORMS["MNIST"](turned(some()) if is_turned else some()), tmp_path / name)
         np.testing.assert_array_equal(read_digit_files(tmp_path / name)[0], some()[0], err_msg=name)
         np.testing.assert_array_equal(load_mnist(tmp_path / name).train_images, some()[0], err_msg=name)
+    (tmp_path / "link").symlink_to(tmp_path / "EMNIST", target_is_directory=True)
+    np.testing.assert_array_equal(load_mnist(tmp_path / "link").train_images, some()[0])
     write(FORMS["MNIST"](some()), tmp_path / "emnist project" / "mnist")  # a folder around it says nothing
     np.testing.assert_array_equal(read_digit_files(tmp_path / "emnist project" / "mnist")[0], some()[0])
     monkeypatch.chdir(tmp_path / "EMNIST")
