@@ -29,7 +29,7 @@ from typing import Any
 
 from evidence import claims, search
 from smallnorb_novel_viewpoint import Parser, UsageError, UserError, plain, print_message, script, write_file
-from support.experiment import ROOT, RUN_FLAGS, code_files, load_script, parse_flags, script_path
+from support.experiment import ROOT, RUN_FLAGS, code_files, imported_names, load_script, parse_flags, script_path
 from support.result_tables import claims_table, plain_table, rows_table, searches_table, seeds_table
 from support.results import checksum, git, is_git_root, parse_json, read_text, save_result
 from support.statistics import read_comparison
@@ -197,7 +197,12 @@ def is_ancestor(commit: str) -> bool:
     return git("merge-base", "--is-ancestor", commit, "HEAD").returncode == 0
 
 
-known_files = functools.cache(code_files)
+known_names = functools.cache(imported_names)
+
+
+@functools.cache
+def known_files(script: Path) -> list[Path]:
+    return code_files(script, known_names)
 
 
 @functools.cache
@@ -463,7 +468,7 @@ def report(check: bool, with_claims: bool) -> None:
             write_file(page, new.encode())
             print(f"{page}: {len(stale)} rewritten")
     if check:
-        for cached in (known_files, is_changed, is_ancestor, claims_at, listed_at):
+        for cached in (known_names, known_files, is_changed, is_ancestor, claims_at, listed_at):
             cached.cache_clear()  # the tree may be another one than at the last call
         if why := unknown_history():
             print_message(f"warning: commits are not checked: {why}")

@@ -8,7 +8,7 @@ import dataclasses
 import importlib
 import itertools
 import runpy
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -113,7 +113,22 @@ def run_command(script: Path) -> list[str]:
     return [str(script)]
 
 
-def code_files(script: Path) -> list[Path]:
+def imported_names(path: Path) -> list[str]:
+    """The modules that a file imports, and what it takes of them. Raises UserError where it cannot be read."""
+    try:
+        nodes = list(ast.walk(ast.parse(path.read_bytes())))
+    except (OSError, ValueError, SyntaxError) as error:
+        raise UserError(f"{path} is no Python program that can be read ({type(error).__name__})") from None
+    names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    for node in (node for node in nodes if isinstance(node, ast.ImportFrom)):
+        names += [f"{node.module}.{alias.name}" for alias in node.names]
+    for call in (node for node in nodes if isinstance(node, ast.Call) and len(node.args) == 1):
+        if isinstance(call.func, ast.Name) and call.func.id == "from_data":  # imported where it is asked for
+            names += [f"data.{call.args[0].value!s}"] if isinstance(call.args[0], ast.Constant) else []
+    return names
+
+
+def code_files(script: Path, names_of: Callable[[Path], list[str]] = imported_names) -> list[Path]:
     """The script and the modules of this project, and of a folder of its own, that it imports, directly or not. Raises
     UserError where one cannot be read."""
     roots = (ROOT,) if script.is_relative_to(ROOT) else (script.parent, ROOT)
@@ -124,17 +139,7 @@ def code_files(script: Path) -> list[Path]:
         if path in found:
             continue
         found.add(path)
-        try:
-            nodes = list(ast.walk(ast.parse(path.read_bytes())))
-        except (OSError, ValueError, SyntaxError) as error:
-            raise UserError(f"{path} is no Python program that can be read ({type(error).__name__})") from None
-        names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
-        for node in (node for node in nodes if isinstance(node, ast.ImportFrom)):
-            names += [f"{node.module}.{alias.name}" for alias in node.names]
-        for call in (node for node in nodes if isinstance(node, ast.Call) and len(node.args) == 1):
-            if isinstance(call.func, ast.Name) and call.func.id == "from_data":  # imported where it is asked for
-                names += [f"data.{call.args[0].value!s}"] if isinstance(call.args[0], ast.Constant) else []
-        for name in names:
+        for name in names_of(path):
             for part in itertools.accumulate(name.split("."), lambda a, b: f"{a}/{b}"):
                 files = [file for root in roots for file in (root / part / "__init__.py", root / f"{part}.py")]
                 todo += list(filter(Path.is_file, files))[:1]

@@ -284,7 +284,7 @@ EXPERIMENTS = {
         Experiment("conv_matrix_capsules", f"{_DIGITS} --n-test 10 --sizes 5,2,3,2 --loss cross-entropy"),
         Experiment(
             "capsule_attacks",
-            "--n-epochs 2 --batch-size 8 --n-train 24 --sizes 5,2,3,2 --loss cross-entropy --n-attack 2 --epsilons 0.1",
+            "--n-epochs 2 --batch-size 8 --n-train 24 --sizes 5,2,3,2 --loss cross-entropy --n-attack 2 --epsilons 0.5",
         ),
     )
 }

@@ -153,15 +153,24 @@ def test_a_run_under_attack_has_the_accuracy_of_the_attacks_on_its_networks(monk
     """The dense CNN's after each length of one training."""
     for network, model, lengths in (("dense", "cnn", [10, 11]), ("convolutional", "capsules", [1])):
         if network == "convolutional":  # a hundred times slower
-            monkeypatch.setattr(m, "EFFORT", m.EFFORT._replace(first_steps=5, most_steps=10))
+            monkeypatch.setattr(m, "EFFORT", m.EFFORT._replace(first_steps=2, most_steps=4))
         config = m.Config(network=network, model=model, condition="attacks")
-        found = m.run_once(config, (0.001, 1.0, lengths[-1]), 100)
-        assert list(found) == lengths
         module, asked, name = m.training_of(config, (0.001, 1.0, lengths[-1]), 100)
         rates = (asked.cnn_lr, asked.cnn_weight_decay) if model == "cnn" else (asked.lr, asked.weight_decay)
         assert (*rates, asked.standardize, asked.n_attack) == (0.001, 1.0, "image", 50)
-        data = module.make_data(asked)
-        state = module.train_all(asked, data, names=[name])[name]
+        data, train_all = module.make_data(asked), module.train_all
+        trainings: list[Any] = []
+
+        def train(config: Any, *given: Any, to_end: Any = train_all, kept: Any = trainings, **more: Any) -> Any:
+            kept.append((config, to_end(config, *given, **more)))
+            return kept[-1][1]
+
+        monkeypatch.setattr(module, "train_all", train)
+        found = m.run_once(config, (0.001, 1.0, lengths[-1]), 100)
+        assert list(found) == lengths
+        ((used, states),) = trainings
+        assert used == asked
+        state = states[name]
         attacked = m.attacked_accuracy(asked, name, state.params, data)
         right = state.history["familiar_accuracy" if network == "dense" else "accuracy"][-1]
         assert found[lengths[-1]] == {"familiar": round(right, 5), "attacked": round(attacked, 5)}

@@ -43,7 +43,7 @@ def test_votes_are_counted_by_their_mass(run: figures.Run) -> None:
     axes = drawn(lambda: figures.draw_vote_distances(run)).axes
     test = run.data.test
     routing = experiment.class_routing(run.states["capsules"].params, test.images, run.config)
-    images = list(zip(range(60), test.labels, strict=True))
+    distances, images = routing.distances, list(zip(range(60), test.labels, strict=True))
     kinds = [[(n, e) for n, label in images for e in range(10) if (e == label) == own] for own in (False, True)]
     for t, ax in enumerate(axes):
         outlines: Any = ax.patches
@@ -51,7 +51,7 @@ def test_votes_are_counted_by_their_mass(run: figures.Run) -> None:
         for outline, line, capsules in zip(outlines, lines.values(), kinds, strict=True):
             limit, heights, means = ax.get_xlim()[1], np.zeros(figures.N_BINS), []
             for n, e in capsules:
-                away, mass = routing.distances[t, n, :, e], routing.weights[t, n, :, e]
+                away, mass = distances[t, n, :, e], routing.weights[t, n, :, e]
                 share = mass / routing.weights[t, n].sum() / len(capsules)
                 heights += np.histogram(np.minimum(away, limit), figures.N_BINS, (0, limit), weights=share)[0]
                 means.append(np.average(away, weights=mass))
