@@ -658,18 +658,18 @@ TIMEOUT = 8  # seconds, to connect and for the next bytes
 MNIST_CRC32 = 0x1939F699  # of the four arrays' bytes, in the order of Digits
 
 
+class UnavailableError(OSError):
+    """MNIST is neither on this machine nor to be had from a mirror."""
+
+
 def cache_dir() -> Path:
-    """The folder of data that are downloaded or drawn once. Raises UserError where there is no place for it."""
+    """The folder of data that are downloaded or drawn once. Raises UnavailableError where there is no place for it."""
     caches = Path(os.environ.get("XDG_CACHE_HOME", ""))
     caches = caches if caches.is_absolute() else Path(os.path.expanduser("~/.cache"))
     folder = Path(os.path.expanduser(os.environ.get("CAPSULES_CACHE") or caches / "hinton-mnist"))
     if not folder.is_absolute() and not os.environ.get("CAPSULES_CACHE"):
-        raise UserError("there is no home folder for a cache: let the variable CAPSULES_CACHE name a folder")
+        raise UnavailableError("there is no home folder for a cache: let the variable CAPSULES_CACHE name a folder")
     return folder
-
-
-class UnavailableError(OSError):
-    """MNIST is neither on this machine nor to be had from a mirror."""
 
 
 def load_mnist(data_dir: Path | None = None) -> Digits:

@@ -26,6 +26,7 @@ from support import results
 from support.results import is_git_root
 
 Patch = pytest.MonkeyPatch
+Capture = pytest.CaptureFixture[str]
 ROOMS = (".", "data", "support", "fast", "more", "explorer", "evidence", "lesson", "benchmarks")
 MODULES = [
     ".".join(path.relative_to(ROOT).with_suffix("").parts)
@@ -121,8 +122,10 @@ def test_pictures_are_drawn_without_pyplot() -> None:
         ({}, None),
     ],
 )
-def test_where_downloads_and_toys_are_kept(variables: dict[str, str], expected: str | None, monkeypatch: Patch) -> None:
-    """Also of a process that has neither a home folder nor a name, as one in a container may be."""
+def test_where_downloads_and_toys_are_kept(
+    variables: dict[str, str], expected: str | None, monkeypatch: Patch, capsys: Capture
+) -> None:
+    """Also of a process that has neither a home folder nor a name, as one in a container may be; it draws strokes."""
     for name in ("HOME", "XDG_CACHE_HOME", "CAPSULES_CACHE"):
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
@@ -138,6 +141,10 @@ def test_where_downloads_and_toys_are_kept(variables: dict[str, str], expected: 
         return
     with pytest.raises(OSError, match="cannot draw toys: there is no home folder"):
         toy_norb.cached_toys(None, 0)
+    monkeypatch.setattr(digits, "STROKE_COUNTS", (3, 2))
+    found = digits.resolve_dataset("auto", np.random.default_rng(0))
+    assert (found.name, len(found.train_labels), len(found.test_labels)) == ("strokes", 3, 2)
+    assert "Reason: there is no home folder for a cache" in capsys.readouterr().err
 
 
 READERS: dict[str, Callable[[Path], Any]] = {
