@@ -5,7 +5,7 @@ Claim reproduced: [Hinton 2018] G. Hinton, S. Sabour, N. Frosst, "Matrix capsule
 section 5.1 and table 2. A network sees five object classes from a restricted range of viewpoints and is tested on
 viewpoints that it never saw. Matrix capsules lose less of their accuracy than a convolutional network does.
 
-    input            (B, 32, 32, C)          C = 1 (voxels) or 2 (smallNORB stereo pairs)
+    input            (B, 32, 32, C)          C = 1, or 2 (stereo pairs of smallNORB)
     conv1 + ReLU     (B, 16, 16, 16)         5x5, stride 2, padding 2
     primary capsules (B, 8, 4, 4), (B, 8)    a dense layer: eight poses M_i and activations a_i
     votes            (B, 8, 5, 4, 4)         V_ij = M_i W_ij
@@ -15,11 +15,12 @@ viewpoints that it never saw. Matrix capsules lose less of their accuracy than a
 The CNNs keep conv1 and put a dense ReLU layer where the capsules are: one with 64 units, one with as many as give it
 the capsule network's parameter count. All three go through the same loop, data and optimiser.
 
-Deviations from the paper: voxel objects stand in for the smallNORB images by default (``--dataset shapes`` has other
-objects for every seed, ``--dataset smallnorb`` reads the real files, ``--dataset toys`` a drawn set of the same
-structure); the primary capsules come from one dense layer, so there is no grid of capsules and no coordinate addition;
-a floor under the variances of EM routing, two iterations, and weight decay; the inverse temperature lambda is 1 in all
-iterations, where the paper's rises; beta_a and beta_v are one number for each class.
+Deviations from the paper: the write-up's objects, five block shapes of an earlier write-up in numpy, stand in for the
+smallNORB images by default (``--dataset voxels``; ``shapes`` has other objects for every seed, ``smallnorb`` reads the
+real files, ``toys`` a drawn set of the same structure); the primary capsules come from one dense layer, so there is no
+grid of capsules and no coordinate addition; a floor under the variances of EM routing, two iterations, and weight
+decay; the inverse temperature lambda is 1 in all iterations, where the paper's rises; beta_a and beta_v are one number
+for each class.
 
 This file runs alone, on numpy. Run it (80 epochs, seed 0, three models):
 
@@ -572,7 +573,7 @@ def make_models(config: Config) -> dict[str, Network]:
     return {network.name: network for network in networks}
 
 
-# --- Data: voxel objects; and from data/, drawn shapes, smallNORB and toys --------------------------------------------
+# --- Data: the write-up's objects; and from data/, drawn shapes, smallNORB and toys -----------------------------------
 
 VOXEL_CLASSES = ("cross", "L", "T", "frame", "tripod")
 HARD_CLASSES = ("L", "tripod")  # the other objects look the same after half a turn
@@ -654,7 +655,7 @@ def voxel_points() -> tuple[Array, Array]:
 
 @functools.lru_cache(maxsize=4)
 def points_of(config: Viewpoints) -> tuple[Array, Array]:
-    """The voxel objects, or the five shapes of a seed in the same form. Cached: do not write to them."""
+    """The write-up's objects, or the five shapes of a seed in the same form. Cached: do not write to them."""
     if config.dataset == "voxels":
         return voxel_points()
     seed = config.seed if config.shapes_seed is None else config.shapes_seed
@@ -1437,9 +1438,9 @@ class Viewpoints(Settings):
     """The data: which views are trained on and which are held out. Angles are in degrees; a range is closed and, for
     azimuths, may pass 360. Where elevation is held out, both sets have the azimuths of the training."""
 
-    dataset: str = setting("voxels", ("voxels", "shapes", "smallnorb", "toys"), "Use rendered voxel objects, block"
-        " shapes that the seed draws together with the azimuth at which the ranges begin, the smallNORB files, or toys,"
-        " which the seed draws in their format, in about a minute, into the cache.", usual=True, group="data")
+    dataset: str = setting("voxels", ("voxels", "shapes", "smallnorb", "toys"), "Use the write-up's objects; shapes"
+        " that the seed draws together with the azimuth at which the ranges begin; the smallNORB files; or toys, which"
+        " the seed draws in their format, in about a minute, into the cache.", usual=True, group="data")
     data_dir: Path | None = setting(None, FOLDER, "Folder of the six official smallNORB files, gzipped or not.",
         usual=True)
     seed: int = setting(0, int_in(0, 2**32 - 1),
@@ -1735,7 +1736,7 @@ def main(argv: Sequence[str]) -> None:
     config, options, _ = parse(
         Config, Options, argv, "Train matrix capsules and two CNNs on a range of viewpoints, and test them on another.",
         [
-            ("", "Three models on voxel objects, azimuths 200 to 330 degrees held out: about 10 seconds."),
+            ("", "Three models on the write-up's objects, azimuths 200 to 330 degrees held out: about 10 seconds."),
             ("--train-elevations 10:35 --test-elevations 40:70", "With elevations held out: about 10 seconds."),
             ("--em-grad stop", "EM routing without the gradient through its iterations: about 10 seconds."),
         ],

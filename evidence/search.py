@@ -81,8 +81,8 @@ class Config(Settings):
     model: str = setting("capsules", ("capsules", "cnn"), "Search the capsules, or the CNN of equal size.", usual=True)
     condition: str | None = setting(None, tuple(CONDITIONS), "Hold out azimuths, or elevations; or attack images of"
         " views that are trained on; or lay two digits over each other.", "azimuths, capsnet overlaps", usual=True)
-    dataset: str | None = setting(None, ("shapes", "voxels", "mnist"), "Shapes that the seed draws, the five voxel"
-        " objects, or digits.", "shapes, capsnet mnist")
+    dataset: str | None = setting(None, ("shapes", "voxels", "mnist"), "Shapes that the seed draws, the"
+        " write-up's objects, or digits.", "shapes, capsnet mnist")
     em_iters: int = setting(2, int_in(1, 2), "Route matrix capsules in N iterations; in one, all assignments are even.")
     routing_iters: int = setting(3, int_in(1, 3), "Route a CapsNet in N iterations; in one, all couplings are even.")
     composites: int = setting(48_000, int_in(400, 10**8), "Train a CapsNet or its CNN on N composites.")

@@ -91,8 +91,9 @@ def defaults_of(network: str, **given: Any) -> dict[str, Any]:
 class Config(Settings):
     """One run. Where --n-epochs is given and --cnn-epochs is not, it holds for both models."""
 
-    dataset: str = setting("shapes", ("shapes", "voxels", *STEREO_SETS, *DIGIT_SETS), "Attack drawn shapes, voxel"
-        " objects, the smallNORB files, toys in their format, MNIST or generated digits.", usual=True, group="data")
+    dataset: str = setting("shapes", ("shapes", "voxels", *STEREO_SETS, *DIGIT_SETS), "Attack drawn shapes, the"
+        " write-up's objects, the smallNORB files, toys in their format, MNIST or generated digits.", usual=True,
+        group="data")
     data_dir: Path | None = setting(None, FOLDER, "Folder of the six smallNORB files, or of the four of MNIST.",
         usual=True)
     seed: int = setting(0, int_in(0, 2**32 - 2), "Seed of the data, the initial weights and the order of the images.",

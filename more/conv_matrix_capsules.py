@@ -22,8 +22,8 @@ cost is divided by the mass that even assignments would give it; the inverse tem
 The transformation matrices start near the identity, and beta_v where agreement activates: from there the training
 starts without dead capsules.
 
-The images are digits (MNIST, or strokes drawn by this project), or views of objects of which some are held out: voxel
-objects, shapes and smallNORB, as in smallnorb_novel_viewpoint.py, and toys, a drawn set in the files of smallNORB.
+The images are digits (MNIST, or strokes drawn by this project), or views of objects of which some are held out: the
+write-up's objects, shapes and smallNORB, as in smallnorb_novel_viewpoint.py, and toys, a drawn set in its files.
 Views have 32x32 pixels and 5 classes; the grids then have sides of 16, 7 and 5.
 
 Run it (both models, seed 0: digits, then novel viewpoints):
@@ -98,9 +98,9 @@ class Config(Viewpoints):
     """One run. Where --n-epochs is given and --cnn-epochs is not, it holds for both models."""
 
     dataset: str = setting("auto", (*DIGIT_SETS, *VIEW_SETS), "Use MNIST; strokes: generated digits; auto: MNIST if it"
-        " is there or can be downloaded, else strokes; or views: rendered voxel objects, block shapes that the seed"
-        " draws, the smallNORB files, or toys, which the seed draws in their format, in about a minute, into"
-        " the cache.", usual=True, group="data")
+        " is there or can be downloaded, else strokes; or views: the write-up's objects, shapes that the seed draws,"
+        " the smallNORB files, or toys, which the seed draws in their format, in about a minute, into the cache.",
+        usual=True, group="data")
     data_dir: Path | None = setting(None, FOLDER, "Folder of the four MNIST files, or of the six of smallNORB.",
         shown="the cache", usual=True)
     n_train: int | None = setting(None, int_in(1, 10**7), "Train on N images, drawn with the seed.", shown="all",
@@ -831,7 +831,7 @@ def main(argv: Sequence[str]) -> None:
         "Train convolutional matrix capsules and a CNN on digits or on views of objects.",
         [
             ("--n-train 6000 --n-epochs 2", "A short training on MNIST: about 30 seconds."),
-            ("--dataset voxels", "Both models on held-out views of voxel objects: about 20 seconds."),
+            ("--dataset voxels", "Both models on held-out views of the write-up's objects: about 20 seconds."),
             ("--checkpoint run.npz --predict digit.png", "The digit in a picture: about 1 second."),
         ],
     )

@@ -63,7 +63,7 @@ def draw_attack_seeds(paths: Sequence[Path] = tuple(REGISTERED)) -> Figure:
         (found, *_), ax = settings_in(path), axes[k]
         runs, epsilons = found["runs"], [0.0, *found["config"]["epsilons"]]
         accuracy_axis(ax, "accuracy" if kind == "fgsm" else None, CHANCE, side="left")
-        objects = "the write-up's objects" if found["dataset"] == "voxels" else DATASET_NAMES[found["dataset"]]
+        objects = DATASET_NAMES[found["dataset"]]
         ax.set_title(f"{objects}, {plural(len(runs), 'seed')}: {SHOWN_KINDS[kind]}")
         for name, style in MODELS.items():
             rows = [[run["models"][name][f"{kind}_{e:g}_accuracy"] for e in epsilons] for run in runs]

@@ -82,7 +82,7 @@ DATASET_NAMES = {  # by the "dataset" of a result
     "mnist": "MNIST",
     "strokes": "generated strokes, not MNIST",
     "custom": "files of --data-dir",
-    "voxels": "voxel objects",
+    "voxels": "the write-up's objects",
     "shapes": "drawn shapes",
     "smallnorb": "smallNORB",
     "toys": "generated toys, not smallNORB",

@@ -159,19 +159,23 @@ def plain_table(document: Json, name: str, options: dict[str, str]) -> str:
     return markdown(table["columns"], [[show(cell, digits) for cell in row] for row in table["rows"]])
 
 
+SEARCHED = {"shapes": "drawn shapes", "voxels": "the write-up's objects", "mnist": "MNIST"}  # by a file's first word
+
+
 def searches_table(searches: dict[str, Json]) -> str:
     """A row for each search by evidence/search.py: the values of its grid, the best ones in bold, and their test."""
 
     def axis(values: list[Any], best: Any) -> str:
         return ", ".join(f"**{value:g}**" if value == best else f"{value:g}" for value in values)
 
-    columns = ["network and data", "rate", "decay", "epochs", "accuracy, fresh seeds", "twice the epochs, points"]
+    columns = ["data and network", "rate", "decay", "epochs", "accuracy, fresh seeds", "twice the epochs, points"]
     rows = []
     for name, found in searches.items():
+        data, condition, network = name.split("_", 2)
         fresh, twice = found["fresh"], found.get("doubled_length")
         accuracy = next(value for metric, value in fresh.items() if metric not in ("seeds", "sd"))
         rows.append([
-            name.replace("_", " "), *map(axis, found["axes"], found["winner"]),
+            f"{SEARCHED[data]}, {condition}: {network.replace('_', ' ')}", *map(axis, found["axes"], found["winner"]),
             f"{accuracy:.3f} ({fresh['seeds']} seeds)",
             f"{100 * twice['change']:+.1f} ± {100 * twice['standard_error']:.1f}" if twice else "",
         ])
