@@ -30,7 +30,7 @@ from support.experiment import load_script, script_path
 from support.statistics import read_comparison
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-RAW_MARKDOWN = re.compile(r"\*\*|`|\]\(|!\[|^\s*#+ |\|\s*:?-+:?\s*\||\\[a-zA-Z]+|^\s*\|.*\|\s*$", re.MULTILINE)
+RAW_MARKDOWN = re.compile(r"\*\*|`|\]\(|\]: http|!\[|^\s*#+ |\|\s*:?-+:?\s*\||\\[a-zA-Z]+|^\s*\|.*\|\s*$", re.MULTILINE)
 
 
 def rendered(source: str) -> str:
@@ -82,6 +82,7 @@ def test_page(path: Path) -> None:
         ("A `code word.", "raw Markdown '`'"),
         ("The formula \\frac{a}{b} is raw.", "raw Markdown '\\\\frac'"),
         ("| a | b |\n| 1 | 2 |", "raw Markdown '| a | b |'"),
+        ("[a]\n\n[a]: http://x.y [b]: http://x.z", "raw Markdown ']: http'"),
         ("#Heading [a] (b)\n\n[a](no_such_file.md)", "dead link no_such_file.md"),
         ("[a](../../etc)", "dead link ../../etc"),
         ("# One\n\n[a](#two)", "dead anchor #two"),
