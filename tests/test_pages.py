@@ -109,21 +109,6 @@ def test_the_first_page_prints_what_it_says(capsys: pytest.CaptureFixture[str]) 
     assert capsys.readouterr().out == output
 
 
-def test_the_table_of_the_first_page_has_every_registered_comparison_of_matrix_capsules() -> None:
-    """Difference, interval and word of each cell, row by row: drawn shapes, then the write-up's objects."""
-    read = json.loads((ROOT / "results" / "claims.json").read_text(encoding="utf-8"))["registered"]
-    azimuths, elevations, routing, attacks = (claim["conditions"] for claim in read[2:])
-    rows = [azimuths, elevations[:2], elevations[2:], *zip(attacks[:4], attacks[4:], strict=True),
-            (routing[0], routing[3]), (routing[1], routing[2])]
-    words = {"holds": "ahead", "reversed": "behind"}
-    cells = [["{:+.1f} ({:+.1f} to {:+.1f}), ".format(*(100 * c[key] for key in ("difference", "low", "high")))
-              .replace("-", "−") + words.get(c["verdict"], c["verdict"]) for c in row] for row in rows]
-    for row in rows:
-        assert ["objects" in c["condition"] for c in row] == [False, True]
-    source = (ROOT / "README.md").read_text(encoding="utf-8").partition("| matrix capsules minus CNN |")[2]
-    assert re.findall(r"^\| .* \| (.*) \| (.*) \|$", source, re.MULTILINE) == [tuple(row) for row in cells]
-
-
 COMMAND = re.compile(r"\bpython3? (?:-m )?([\w./]+)((?:[ \t]|\\\n)[^`#\n]*(?:\\\n[^`#\n]*)*)?")
 
 
