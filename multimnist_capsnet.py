@@ -1575,15 +1575,11 @@ class Config(CapsNetConfig):
 
 MODEL_NAMES = ("capsnet", "cnn", "cnn_pool")
 if not HAS_FAST:
-    class Workers:  # type: ignore[no-redef]
+    class Workers(contextlib.nullcontext):  # type: ignore[no-redef]
         """The plain form of fast/workers.py: one thread."""
-
-        def __init__(self, n_threads: int = 1) -> None: ...
 
         def __enter__(self) -> Any:
             return self
-
-        def __exit__(self, *_: object) -> None: ...
 
         def map(self, work: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
             return [work(item) for item in items]
