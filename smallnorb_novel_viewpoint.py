@@ -617,11 +617,6 @@ def in_range(angles: Any, bounds: Range) -> Any:
     return (angles - bounds[0]) % 360 <= bounds[1] - bounds[0]
 
 
-def overlap(a: Range, b: Range) -> bool:
-    """Whether two ranges have an angle in common."""
-    return bool(in_range(b[0], a) or in_range(a[0], b))
-
-
 def padded(objects: list[Array]) -> tuple[Array, Array]:
     """Objects, each of points (Q, 3), in one array (n, Q, 3), and a mask (n, Q) over the padding."""
     points = np.zeros((len(objects), max(map(len, objects)), 3))
@@ -1484,7 +1479,8 @@ class Viewpoints(Settings):
         if self.train_azimuths is None:  # nothing is held out
             return
         angle, rest = self.held_out_angle, "azimuths (modulo 360)" if self.held_out_angle == "azimuth" else "elevations"
-        if overlap(getattr(self, f"train_{angle}s"), getattr(self, f"test_{angle}s")):
+        trained, tested = getattr(self, f"train_{angle}s"), getattr(self, f"test_{angle}s")
+        if in_range(tested[0], trained) or in_range(trained[0], tested):  # they have an angle in common
             raise SettingError(f"test_{angle}s", f"overlaps --train-{rest}")
         n = N_CLASSES * self.n_elev * max(self.n_train_views * max(self.n_per_combo, 2), 2 * self.n_test_views)
         if n > MAX_IMAGES:
