@@ -1625,11 +1625,11 @@ def evaluate(model: Network, params: Params, data: Data) -> dict[str, float]:
     return {name: accuracy(model, params, split) for name, split in parts.items()}
 
 
-def steps_per_epoch(config: Config, data: Data) -> int:
+def steps_per_epoch(config: Any, data: Any) -> int:
     return math.ceil(len(data.train.labels) / config.batch_size)
 
 
-def of_model(name: str, config: Config) -> tuple[int, float, float]:
+def of_model(name: str, config: Any) -> tuple[int, float, float]:
     """Epochs, learning rate and weight decay of a model: those of the CNNs where its name begins with cnn."""
     c, is_cnn = config, name.startswith("cnn")
     return (c.cnn_epochs, c.cnn_lr, c.cnn_weight_decay) if is_cnn else (c.n_epochs, c.lr, c.weight_decay)

@@ -237,15 +237,13 @@ def train_all(config: Config, data: AnyData, options: Any = NO_OPTIONS, **more: 
                 affine.train(model, dataclasses.replace(digits, cnn_lr=lr), data, of_digits, workers, after_step)
         elif isinstance(data, smallnorb.Data):
             dense = dense_config(config)
-            n_epochs = functools.partial(smallnorb.of_model, config=dense)
-            for model, state in session.trainings(
-                lambda name: smallnorb.steps_per_epoch(dense, data) * n_epochs(name)[0]
-            ):
+            for model, state in session.trainings(lambda name: steps_per_epoch(dense, data) * of_model(name, dense)[0]):
                 smallnorb.train(model, dense, data, state, session.after_step)
         else:
             matrix = network_config(config)
-            n_steps = functools.partial(of_model, config=matrix)
-            for model, state in session.trainings(lambda name: steps_per_epoch(matrix, data) * n_steps(name)[0]):
+            for model, state in session.trainings(
+                lambda name: steps_per_epoch(matrix, data) * of_model(name, matrix)[0]
+            ):
                 conv.train(model, matrix, data, state, workers, session.after_step)
     return session.trained
 

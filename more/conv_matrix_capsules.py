@@ -58,9 +58,9 @@ from smallnorb_novel_viewpoint import (
     FOLDER, NO_OPTIONS, POSE_SIDE, Array, Callback, ConvCache, EMCache, Params, Session, SettingError, Stream,
     TrainState, UserError, Viewpoints, VotesCache, capsules_loss, class_scores_backward, class_scores_forward,
     conv2d_backward, conv2d_forward, count_params, em_routing_backward, em_routing_forward, float_in, fraction_right,
-    from_json, gaussian, generator, int_in, list_of, model_metrics, one_of, parse, permutation, print_message,
+    from_json, gaussian, generator, int_in, list_of, model_metrics, of_model, one_of, parse, permutation, print_message,
     read_checkpoint, relu_backward, relu_forward, report, require_finite, require_own_outputs, result_document, script,
-    setting, sigmoid_backward, sigmoid_forward, text_of, votes_backward, votes_forward,
+    setting, sigmoid_backward, sigmoid_forward, steps_per_epoch, text_of, votes_backward, votes_forward,
 )
 from support.experiment import PredictOptions, redeclared, require_alone, unfinished
 
@@ -636,20 +636,10 @@ def evaluate(model: Network, params: Params, data: Data, config: Config, workers
 DECAYED = {"conv1.w", "conv2.w", "conv3.w", "primary.w", "hidden.w", "out.w"}
 
 
-def of_model(name: str, config: Config) -> tuple[int, float, float]:
-    """Epochs, learning rate and weight decay of a model."""
-    c = config
-    return (c.cnn_epochs, c.cnn_lr, c.cnn_weight_decay) if name == "cnn" else (c.n_epochs, c.lr, c.weight_decay)
-
-
 def learning_rate(config: Config, model: str, progress: float) -> float:
     """The rate at ``progress`` through the training, 0 to 1: it rises from a tenth over the first hundredth, and falls
     linearly to 0."""
     return of_model(model, config)[1] * (1 - progress) * min(1.0, 0.1 + 90 * progress)
-
-
-def steps_per_epoch(config: Config, data: Data) -> int:
-    return math.ceil(len(data.train.labels) / config.batch_size)
 
 
 def training_batch(data: Data, config: Config, step: int) -> Examples:

@@ -175,7 +175,6 @@ more/conv_matrix_capsules.py test_conv_matrix_capsules
      make_result: smallnorb.angle_accuracies(_a, _b, _c, _d) -> smallnorb.angle_accuracies(_a, _b, _c, np.roll(_d, 1))
   test_training_images_depend_on_the_seed_and_test_images_do_not | subset: 1 -> 2
   test_half_of_the_hidden_units_are_left_out_in_training_and_none_in_a_test | training_batch: 2 * _a -> _a
-  test_the_learning_rate_rises_then_falls_and_the_cnn_has_its_own | of_model: c.cnn_lr -> c.lr
 more/conv_matrix_capsules.py test_smallnorb_files
   test_settings_are_chosen_on_other_objects | norb_halves: objects[:-_a] -> objects
 more/conv_matrix_capsules.py test_protocol
@@ -291,6 +290,7 @@ fast/workers.py test_workers
      Workers.gradients: sum -> max
 smallnorb_novel_viewpoint.py test_settings
   test_flags_that_do_not_fit_together | Viewpoints.check: (_a, _b, 'n_elev', 'n_per_combo') -> (_a, _b, 'n_elev')
+  test_cnns_are_trained_as_the_capsules_unless_they_have_settings_of_their_own | of_model: c.cnn_lr -> c.lr
 smallnorb_novel_viewpoint.py test_contract
   test_main_without_argv_takes_no_flags_and_leaves_all_as_it_was |
      script.status: _a.callback(signal.signal, signal.SIGTERM, _b) -> _b
