@@ -21,7 +21,6 @@ from support.figures import (
 )
 
 import dataclasses
-import functools
 import itertools
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -109,29 +108,15 @@ def draw_attack_trainings(path: Path = LENGTHS) -> Figure:
 TITLES = {"train_loss": "training loss, each model's own", "accuracy": "accuracy without an attack"}
 
 
-class Trained(NamedTuple):
-    """The networks of the median seed of a file by compare_seeds.py."""
-
-    config: experiment.Config
-    data: Any
-    states: dict[str, TrainState]
-    n_seeds: int
-
-
-@functools.cache
-def train_again(path: Path, quiet: bool, threads: int) -> Trained:
+def draw_training_curves(options: Options, path: Path = RESULT) -> Figure:
+    """The networks of the median seed of a file by compare_seeds.py, trained again."""
     found, *_ = settings_in(path)
     seed, known = median_seed(found["runs"], "capsules", "accuracy"), vars(experiment.Config())
     config = from_json(experiment.Config, {k: x for k, x in found["config"].items() if k in known} | {"seed": seed})
-    data = experiment.make_data(config)
-    states = experiment.train_all(config, data, RunOptions(quiet=quiet, threads=threads))
-    return Trained(config, data, states, len(found["runs"]))
-
-
-def draw_training_curves(options: Options, path: Path = RESULT) -> Figure:
-    config, data, states, n_seeds = train_again(path, options.quiet, options.threads)
+    data: Any = experiment.make_data(config)
+    states = experiment.train_all(config, data, RunOptions(quiet=options.quiet, threads=options.threads))
     text = (f"{DATASET_NAMES[data.name]} · images not standardised · {len(data.train.labels):,} images an epoch"
-            f" · seed {config.seed}, the median of {n_seeds}")
+            f" · seed {seed}, the median of {len(found['runs'])}")
     return draw_histories(text, TITLES, states, MODELS, CHANCE)
 
 
