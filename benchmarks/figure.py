@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from support.experiment import ROOT
 
-from support.figures import BLUE, GREY, NoSettings, OutOptions, bare, figure_script, lightened, make_figure
+from support.figures import BLUE, GREY, OutOptions, Settings, bare, figure_script, lightened, make_figure
 
 import sys
 from typing import Any
@@ -43,7 +43,7 @@ def draw_steps(tables: dict[str, Any]) -> Figure:
 
 
 main = figure_script(
-    "speed", NoSettings, OutOptions, "Draw training steps as DIR/speed/steps.png.",
+    "speed", Settings, OutOptions, "Draw training steps as DIR/speed/steps.png.",
     [("", "The picture of the committed times: about 3 seconds.")],
     lambda *_: read_result(STEPS)["tables"], {"steps": draw_steps},
 )

@@ -12,7 +12,7 @@ from __future__ import annotations
 from support.experiment import ROOT
 
 from support.figures import (
-    BLUE, GREEN, GREY, NoSettings, VERMILLION, OutOptions, darkened, figure_script, head_legend, lightened, make_figure,
+    BLUE, GREEN, GREY, VERMILLION, OutOptions, Settings, darkened, figure_script, head_legend, lightened, make_figure,
     plural, with_minus_sign,
 )
 
@@ -134,7 +134,7 @@ def draw_round(claims: Sequence[dict[str, Any]], n_looks: int, title: str, adjus
 
 
 main = figure_script(
-    "claims", NoSettings, OutOptions, "Draw the verdicts on the papers' claims.",
+    "claims", Settings, OutOptions, "Draw the verdicts on the papers' claims.",
     [("", "The picture of the committed results: about 2 seconds.")],
     lambda *_: read_result(ROOT / CLAIMS), {"verdicts": draw_verdicts, "earlier": draw_earlier},
     n_colours={"verdicts": 96, "earlier": 96},

@@ -16,7 +16,7 @@ The last three are of the network that the lesson trains. Its code blocks run he
 from __future__ import annotations
 
 from support.figures import (
-    BLACK, BLUE, GREEN, GREY, NoSettings, PURPLE, RIGHT, SKY, VERMILLION, WRONG, FigureOptions, add_frame,
+    BLACK, BLUE, GREEN, GREY, PURPLE, RIGHT, SKY, VERMILLION, WRONG, FigureOptions, Settings, add_frame,
     choice_of_figures, darkened, figure_script, heading, lightened, make_figure, show_pictures,
 )
 
@@ -316,7 +316,7 @@ DRAWN: dict[str, Callable[[], Figure]] = {
 OF_NETWORK: dict[str, Callable[[Trained], Figure]] = {
     "squash": draw_squash, "couplings": draw_couplings, "losses": draw_losses,
 }
-Config = NoSettings
+Config = Settings
 
 
 @dataclasses.dataclass(frozen=True)

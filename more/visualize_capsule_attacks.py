@@ -16,7 +16,7 @@ draws from results of compare_seeds.py:
 from __future__ import annotations
 
 from support.figures import (
-    DATASET_NAMES, GREY, NoSettings, OutOptions, accuracy_axis, choice_of_figures, draw_histories, figure_script,
+    DATASET_NAMES, GREY, OutOptions, Settings, accuracy_axis, choice_of_figures, draw_histories, figure_script,
     head_legend, make_figure, median_seed, model_handles, model_line, plot_band, plural, settings_in,
 )
 
@@ -249,7 +249,7 @@ OF_RUN = {"training_curves": draw_training_curves, "attack_steps": draw_attack_s
 OF_RESULTS: dict[str, Callable[[], Figure]] = {
     "attack_seeds": draw_attack_seeds, "attack_trainings": draw_attack_trainings,
 }
-Config = NoSettings
+Config = Settings
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,7 +8,7 @@ writes viz/networks/EXPERIMENT.svg for each experiment with its default settings
 from __future__ import annotations
 
 from support.figures import (
-    BLACK, BLUE, GREEN, GREY, NoSettings, ORANGE, WIDTH, OutOptions, darkened, figure_style, lightened, make_figure,
+    BLACK, BLUE, GREEN, GREY, ORANGE, WIDTH, OutOptions, Settings, darkened, figure_style, lightened, make_figure,
     write_if_changed,
 )
 
@@ -195,7 +195,7 @@ def svg_bytes(name: str) -> bytes:
 @script
 def main(argv: Sequence[str]) -> None:
     _, options, _ = parse(
-        NoSettings, OutOptions, argv, "Draw the four capsule networks as SVG, with their real shapes and numbers of"
+        Settings, OutOptions, argv, "Draw the four capsule networks as SVG, with their real shapes and numbers of"
         " parameters.", [("", "All four drawings: about 3 seconds.")],
         "The drawings go to DIR/networks/, where DIR is --outdir.",
     )

@@ -541,12 +541,6 @@ class OutOptions(Settings):
 
 
 @dataclasses.dataclass(frozen=True)
-class NoSettings(Settings):
-    """Of a script that draws the same files every time."""
-
-
-
-@dataclasses.dataclass(frozen=True)
 class FigureOptions(OutOptions):
     """What a figure script of an experiment reads and writes; a script adds ``figures``, the names of its own."""
 

@@ -180,7 +180,7 @@ def test_a_drawing_may_replace_that_of_a_page(monkeypatch: Patch, tmp_path: Path
 
 def test_each_figure_has_the_palette_that_its_script_gives_it(monkeypatch: Patch, tmp_path: Path) -> None:
     monkeypatch.setattr(figures, "write_figure", write := Mock())
-    main = figures.figure_script("x", figures.NoSettings, figures.OutOptions, "", [], Mock(), {},
+    main = figures.figure_script("x", figures.Settings, figures.OutOptions, "", [], Mock(), {},
                                  {"a": Mock(), "b": Mock()}, {"a": 7})
     assert main([f"--outdir={tmp_path}"]) == 0
     assert [(call.args[0].stem, call.args[2]) for call in write.call_args_list] == [("a", 7), ("b", None)]
