@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from data.digit_files import read_mat
-from data.files import UserError
-from data.places import expanded
+from data.files import UserError, expanded
 from data.stroke_digits import stroke_digits
 
 Array = np.ndarray

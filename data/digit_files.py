@@ -15,7 +15,6 @@ import contextlib
 import gzip
 import math
 import re
-import sys
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -23,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from data.places import expanded
+from data.files import expanded, print_message
 
 Array = np.ndarray
 
@@ -68,7 +67,8 @@ def as_digits(place: Path, arrays: dict[str, Array]) -> tuple[Array, Array, Arra
         held_out = np.arange(len(train_images)) % HELD_OUT == HELD_OUT - 1
         if not held_out.any():
             raise ValueError(f"{place} has no test set, and {len(held_out)} digits are too few to take one from them")
-        say(f"{place}: no test set with labels, so every seventh digit, {held_out.sum():,} in all, is taken for it")
+        print_message(f"{place}: no test set with labels, so every seventh digit, {held_out.sum():,} in all, is taken"
+                      " for it")
         sets = [(x[k], y[k]) for k in (~held_out, held_out) for x, y in sets]
     (train_images, train_labels), (test_images, test_labels) = sets
     return train_images, train_labels, test_images, test_labels
@@ -145,7 +145,7 @@ def upright(place: Path, paths: Iterable[Path], arrays: dict[str, Array]) -> dic
     parts = {part for path in paths for part in (top.resolve().name, *path.relative_to(top).parts)}
     if not any(re.search(r"(?<![a-z])emnist(?![a-z])", part, re.I) for part in parts):
         return arrays
-    say(f"{place}: EMNIST's pictures lie on their side and are turned upright")
+    print_message(f"{place}: EMNIST's pictures lie on their side and are turned upright")
     return {key: x.swapaxes(1, 2) if x.ndim == 3 else x for key, x in arrays.items()}
 
 
@@ -163,7 +163,7 @@ def read_csv_files(place: Path, files: Iterable[Path]) -> dict[str, Array]:
         elif part == "train":
             raise ValueError(f"{path} has no labels: a row needs its label and {SIDE**2} pixels")
         else:
-            say(f"{path} has no labels, so it is no test set")
+            print_message(f"{path} has no labels, so it is no test set")
     return upright(place, found.values(), arrays)
 
 
@@ -251,8 +251,3 @@ def read_mat(path: Path, name: str, use: Callable[[Any], Any]) -> Any:
             return use(loadmat(stream, variable_names=[name])[name][0, 0])
     except Exception as error:  # scipy raises many kinds on a damaged file: TypeError, zlib.error, MatReadError, ...
         raise ValueError(f"{path} cannot be read: {' '.join(str(error).split())[:200]}") from error
-
-
-def say(text: str) -> None:
-    if sys.stderr is not None:
-        print(text, file=sys.stderr, flush=True)

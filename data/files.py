@@ -1,4 +1,4 @@
-"""What the readers and makers of data share: errors in a line, and files that are written whole."""
+"""What the readers and makers of data share: where data lie, errors in a line, and files that are written whole."""
 
 from __future__ import annotations
 
@@ -81,6 +81,23 @@ def with_progress(items: Sequence[Any], what: str, quiet: bool = False) -> Itera
         yield item
     if shown:
         print_message("", end="")
+
+
+def expanded(path: str | Path) -> Path:
+    """A path with the home folder in place of ~; where there is none, the path as it is, which is not found."""
+    return Path(os.path.expanduser(path))
+
+
+def cache_folder() -> Path:
+    """The folder of what is downloaded or drawn once: that of the variable CAPSULES_CACHE, or hinton-mnist in that of
+    XDG_CACHE_HOME or in ~/.cache. Raises OSError where a process has none of the three."""
+    if own := os.environ.get("CAPSULES_CACHE"):
+        return expanded(own)
+    caches = Path(os.environ.get("XDG_CACHE_HOME", ""))  # by its standard, one that is no whole path does not count
+    caches = caches if caches.is_absolute() else expanded("~/.cache")
+    if not caches.is_absolute():
+        raise OSError("there is no home folder for a cache: let the variable CAPSULES_CACHE name a folder")
+    return caches / "hinton-mnist"
 
 
 def read_text(path: Path) -> str:

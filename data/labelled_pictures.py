@@ -16,9 +16,8 @@ import numpy as np
 from PIL import Image
 
 from data.digit_files import IDX_NAME, KEYS, read_idx_files
-from data.files import UserError, one_line, print_message, read_text, told_as, with_progress
+from data.files import UserError, expanded, one_line, print_message, read_text, told_as, with_progress
 from data.pictures import GREATEST, Levels, Square, array_square, in_levels, longer_side, read_square
-from data.places import expanded
 
 Array = np.ndarray
 Files = list[tuple[tuple[str, ...], Path]]  # each file with the names of the folders that lead to it, and its own name

@@ -11,8 +11,7 @@ from typing import IO, cast
 
 import numpy as np
 
-from data.files import UserError, one_line
-from data.places import expanded
+from data.files import UserError, expanded, one_line
 
 Array = np.ndarray
 

@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from PIL import Image, ImageOps
 
-from data.files import UserError, one_line
-from data.places import expanded
+from data.files import UserError, expanded, one_line
 
 Array = np.ndarray
 

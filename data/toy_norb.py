@@ -32,9 +32,8 @@ from typing import IO, NamedTuple
 
 import numpy as np
 
-from data.files import atomic_write, print_message, told_as
+from data.files import atomic_write, cache_folder, expanded, print_message, told_as
 from data.norb_files import NORB_PARTS, file_name, norb_header
-from data.places import cache_folder, expanded
 from fast.workers import Workers, default_threads
 
 Array = np.ndarray

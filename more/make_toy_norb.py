@@ -22,7 +22,6 @@ import imageio.v3 as imageio
 import numpy as np
 
 from data.norb_files import read_norb
-from data.places import expanded
 from fast.workers import default_threads
 from smallnorb_novel_viewpoint import FOLDER, OUTPUT, SettingError, Settings, UserError, int_in, parse, script, setting
 from support.experiment import require_writable
@@ -105,11 +104,10 @@ def main(argv: Sequence[str]) -> None:
     if options.figure:
         print(write_if_changed(options.figure, contact_sheet(config.seed, options.data_dir), overwrite=True))
     else:
-        out_dir = expanded(config.out_dir)
-        for path in out_dir.glob("smallnorb-*"):  # of the real set, or drawn
-            raise UserError(f"{out_dir} has a {path.name} already: name another folder with --out-dir")
-        write_toy_norb(out_dir, config.seed, options.threads)
-        print(f"wrote {out_dir}")
+        for path in config.out_dir.glob("smallnorb-*"):  # of the real set, or drawn
+            raise UserError(f"{config.out_dir} has a {path.name} already: name another folder with --out-dir")
+        write_toy_norb(config.out_dir, config.seed, options.threads)
+        print(f"wrote {config.out_dir}")
 
 
 if __name__ == "__main__":

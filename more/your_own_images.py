@@ -42,10 +42,9 @@ import numpy as np
 
 import multimnist_capsnet as multimnist
 import smallnorb_novel_viewpoint as smallnorb
-from data.files import with_progress
+from data.files import expanded, with_progress
 from data.labelled_pictures import Labelled, PictureSets, is_picture, read_sets, visible_files
 from data.pictures import Levels, square_of_set
-from data.places import expanded
 from fast import optimizers
 from fast.workers import Workers, default_threads
 from more import conv_matrix_capsules as conv

@@ -279,5 +279,5 @@ def test_what_is_wrong_is_one_line_that_names_the_file(kind: str, tmp_path: Path
 def test_numpy_suffices() -> None:
     """The module and its reading of all but .mat."""
     blocked = "import sys; sys.modules |= dict.fromkeys(('scipy', 'PIL', 'matplotlib', 'imageio'))"
-    code = f"{blocked}; import data.digit_files, data.places, data.stroke_digits"
+    code = f"{blocked}; import data.digit_files, data.stroke_digits"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)

@@ -17,7 +17,7 @@ import pytest
 import more
 import support
 import multimnist_capsnet as digits
-from data import affnist_file, digit_files, norb_files, pictures, places, toy_norb
+from data import affnist_file, digit_files, files, norb_files, pictures, toy_norb
 from data.labelled_pictures import read_sets
 from helpers import ROOT, script_environment, write_folder
 from more import your_own_images
@@ -131,7 +131,7 @@ def test_where_downloads_and_toys_are_kept(
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)
-    for cache_folder in (places.cache_folder, digits.cache_dir):
+    for cache_folder in (files.cache_folder, digits.cache_dir):
         if expected:
             assert cache_folder() == Path(expected)
             continue
