@@ -116,7 +116,7 @@ def read_run(file: Path) -> Json:
         metrics = [metric for model in result["models"].values() for metric in model.values()]
         if result["headline"] and any(isinstance(metric, float) for metric in metrics):
             return dict(result)
-    except (UserError, LookupError, TypeError, AttributeError):
+    except (OSError, LookupError, TypeError, AttributeError):
         pass
     raise ValueError("its result holds no metric of a model, or a number that is not finite")
 
@@ -470,7 +470,7 @@ def main(argv: Sequence[str]) -> None:
     finally:  # where nobody reads the table, too
         try:
             store_document(args.out, args.part, document)
-        except UserError as error:
+        except OSError as error:
             raise UserError(f"{one_line(error)}; the runs are kept, and --resume writes them") from error
     print(f"{args.out} is written")
     if failures:

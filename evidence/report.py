@@ -27,11 +27,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from data.files import read_text
 from evidence import claims, search
 from smallnorb_novel_viewpoint import Parser, UsageError, UserError, plain, print_message, script, write_file
 from support.experiment import ROOT, RUN_FLAGS, code_files, imported_names, load_script, parse_flags, script_path
 from support.result_tables import claims_table, plain_table, rows_table, searches_table, seeds_table
-from support.results import checksum, git, is_git_root, parse_json, read_text, save_result
+from support.results import checksum, git, is_git_root, parse_json, save_result
 from support.statistics import read_comparison
 
 Json = dict[str, Any]
@@ -127,7 +128,7 @@ def render_page(text: str) -> tuple[str, list[str], list[str]]:
             end = after.start()
             try:
                 new = fill_marker(marker[1])
-            except UserError as error:
+            except OSError as error:
                 faults.append(f"{line}: table {marker[1]}: {error}")
             if new != old:
                 stale.append(f"{line}: table {marker[1]} differs from its file")
@@ -438,9 +439,9 @@ def check_result(path: Path, has_history: bool) -> Iterator[str | None]:
                 yield from (f"{where}: {fault}" for fault in faults)
                 for fault in check_command(content, path, part, has_history and not faults):
                     yield fault and f"{where}: {fault}"
-            except UserError as error:
+            except OSError as error:
                 yield f"{where}: {error}"
-    except UserError as error:
+    except OSError as error:
         yield str(error)
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
         yield f"{path} is not what compare_seeds.py writes ({type(error).__name__}: {error})"

@@ -19,9 +19,9 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from data.files import read_text
 from smallnorb_novel_viewpoint import Parser, UsageError, UserError, path_of, script
 from support.experiment import ROOT, script_path
-from support.results import read_text
 
 TABLE = Path("docs/figures.md")
 FREE = ("--figures", "--outdir", "--out", "--preview", "--data-dir", "--threads", "--quiet", "--overwrite")

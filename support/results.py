@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from data.files import read_text
 from fast.workers import blas_name
 from smallnorb_novel_viewpoint import UserError, print_message, write_file
 from support.experiment import ROOT
@@ -74,17 +75,8 @@ def checksum(result: dict[str, Any]) -> str:
     ).hexdigest()
 
 
-def read_text(path: Path) -> str:
-    try:
-        return path.read_bytes().decode()
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror or error}") from None
-    except UnicodeDecodeError:
-        raise UserError(f"cannot read {path}: it is not text in UTF-8") from None
-
-
 def parse_json(path: Path) -> Any:
-    """What a file of JSON holds, where all of its numbers are finite. Raises UserError for anything else."""
+    """What a file of JSON holds, where all of its numbers are finite. Raises OSError for anything else."""
     try:
         content = json.loads(read_text(path), object_hook=rows)
         json.dumps(content, allow_nan=False)
