@@ -305,13 +305,6 @@ def shortened(value: Any) -> Any:
     return float(f"{value:.6g}") if isinstance(value, float) else value
 
 
-def store_document(path: Path, part: str | None, document: Json) -> None:
-    """Write the file, or one part of it; its other parts stay."""
-    if part is not None:
-        document = {"parts": (read_result(path)["parts"] if path.exists() else {}) | {part: document}}
-    save_result(path, document)
-
-
 def require_own(args: argparse.Namespace) -> None:
     """Raises UserError where the file has parts and none is named, or the other way, and where it, or the part of it,
     is of another command; with --resume, of an experiment."""
@@ -469,7 +462,8 @@ def main(argv: Sequence[str]) -> None:
         print(f"{describe(summarise_comparison(document))}\n", flush=True)
     finally:  # where nobody reads the table, too
         try:
-            store_document(args.out, args.part, document)
+            parts = read_result(args.out)["parts"] if args.part and args.out.exists() else {}
+            save_result(args.out, {"parts": parts | {args.part: document}} if args.part else document)
         except OSError as error:
             raise UserError(f"{one_line(error)}; the runs are kept, and --resume writes them") from error
     print(f"{args.out} is written")
