@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from smallnorb_novel_viewpoint import (
-    INPUT, Kind, RunOptions, SettingError, TrainState, UsageError, UserError, is_there, parse, read_checkpoint,
+    INPUT, RunOptions, SettingError, TrainState, UsageError, UserError, is_there, list_of, parse, read_checkpoint,
     setting, settings_of, write_file,
 )
 
@@ -33,17 +33,12 @@ def redeclared(config: Any, field: str, value: Any = dataclasses.MISSING, **chan
     return dataclasses.field(default=default, metadata={"it": settings_of(config)[field]._replace(**changed)})
 
 
-def paths_in(given: Sequence[Any]) -> tuple[Path, ...]:
-    return tuple(map(INPUT.convert, given))
-
-
 @dataclasses.dataclass(frozen=True)
 class PredictOptions(RunOptions):
     """Those of a script that also classifies images in files."""
 
-    predict: tuple[Path, ...] = setting(
-        (), Kind(paths_in, "FILES"), "Train nothing: classify images with the networks of --checkpoint.", usual=True
-    )
+    predict: tuple[Path, ...] = setting((), list_of(INPUT)._replace(metavar="FILES"),
+        "Train nothing: classify images with the networks of --checkpoint.", usual=True)
 
     def check(self) -> None:
         super().check()
