@@ -176,14 +176,8 @@ def draw_dynamic_routing() -> Figure:
             ax = fig.add_subplot(2, len(steps), 1 + len(steps) * j + t)
             heading(ax, f"iteration {t + 1}, parent {name}")
             for group, colour in ((slice(0, 6), FIRST), (slice(6, 12), SECOND)):
-                ax.scatter(
-                    votes[group, j, 0],
-                    votes[group, j, 1],
-                    s=260 * c[group, j],
-                    color=colour,
-                    edgecolors="white",
-                    zorder=3,
-                )
+                x, y = votes[group, j].T
+                ax.scatter(x, y, 260 * c[group, j], color=colour, edgecolors="white", zorder=3)
             draw_arrow(ax, np.zeros(2), v[j], BLACK, 3)
             ax.set(xlim=(-1.7, 1.7), ylim=(-1.7, 1.7), aspect="equal")
             add_frame(ax)
@@ -206,19 +200,11 @@ def draw_em_routing() -> Figure:
             width, height = 2 * np.sqrt(sigma_sq[j])
             plane.add_patch(Ellipse((x, y), width, height, facecolor=lightened(colour, 0.12), edgecolor=colour))
             plane.plot(x, y, marker="+", color=colour, markersize=10, markeredgewidth=2)
-            plane.scatter(
-                EM_EXAMPLE[:, j, 0],
-                EM_EXAMPLE[:, j, 1],
-                s=10 + 170 * r[:, j],
-                color=colour,
-                edgecolors="white",
-                zorder=4,
-            )
+            plane.scatter(*EM_EXAMPLE[:, j].T, s=10 + 170 * r[:, j], color=colour, edgecolors="white", zorder=4)
             for i, vote in enumerate(EM_EXAMPLE[:, j]):
                 aside = (-4, -17) if i == 2 else (8, 4)  # points, so that no dot hides a number
-                plane.annotate(
-                    f"{i + 1}", (vote[0], vote[1]), aside, textcoords="offset points", color=GREY, fontsize=9
-                )
+                plane.annotate(f"{i + 1}", (vote[0], vote[1]), aside, textcoords="offset points", color=GREY,
+                               fontsize=9)
         plane.set(xlim=(-4, 4), ylim=(-3.6, 3.6), aspect="equal")
         add_frame(plane)
         table.imshow(r.T, cmap="Greys", vmin=0, vmax=1.6, aspect="auto")
