@@ -599,9 +599,7 @@ def capsnet_model(config: CapsNetConfig, parts: Parts | None = None) -> Network:
 
 def cnn_model(name: str, config: CapsNetConfig, net: CNN) -> Network:
     init = functools.partial(cnn_init, config=config, net=net)
-    return Network(
-        name, init, functools.partial(cnn_loss_and_grads, net=net), functools.partial(cnn_assess, net=net)
-    )
+    return Network(name, init, functools.partial(cnn_loss_and_grads, net=net), functools.partial(cnn_assess, net=net))
 
 
 def with_parameters(net: CNN, n_params: int, config: CapsNetConfig) -> CNN:
