@@ -34,8 +34,8 @@ import multimnist_capsnet as multimnist
 import smallnorb_novel_viewpoint as smallnorb
 from fast.workers import Workers, default_threads
 from smallnorb_novel_viewpoint import (
-    FOLDER, INPUT, OUTPUT, RunOptions, SettingError, Settings, Stream, TrainState, UserError, generator, one_line,
-    parse, print_message, script, setting, settings_of,
+    FOLDER, INPUT, OUTPUT, RunOptions, SettingError, Settings, Stream, TrainState, UserError, from_json, generator,
+    one_line, parse, print_message, script, setting, settings_of,
 )
 from evidence.report import differing
 from support.experiment import ROOT, load_checkpoint, require_writable
@@ -493,9 +493,8 @@ def measured_again(about: Mapping[str, Any], weights: str, data_dir: Path | None
         return TrainState("", {key.removeprefix(prefix): w for key, w in ours.items() if key.startswith(prefix)})
 
     def config_of(experiment: Any, part: str) -> Any:
-        known = {field.name for field in dataclasses.fields(experiment.Config)}
-        fields = {key: value for key, value in about[part]["run"]["config"].items() if key in known}
-        return experiment.Config(**{key: tuple(v) if isinstance(v, list) else v for key, v in fields.items()})
+        known, saved = vars(experiment.Config()), about[part]["run"]["config"]
+        return from_json(experiment.Config, {key: value for key, value in saved.items() if key in known})
 
     config = dataclasses.replace(config_of(multimnist, "digits"), data_dir=data_dir)
     data = multimnist.make_data(dataclasses.replace(config, n_val=None))
