@@ -307,7 +307,7 @@ def attacked_network(
             model = voting(network_config(config))
         forward: Any = functools.partial(model.forward, params)
         backward: Any = model.backward
-        size = DENSE_PART if config.network == "dense" else model.part_size
+        size = DENSE_PART if config.network == "dense" else conv.part_size(network_config(config), name)
         own, has_odds = lambda scores, labels: model.loss(scores, labels, 1.0), has_odds and config.loss == "spread"
         if config.standardize == "image":
             forward, backward = of_raw(forward, backward)

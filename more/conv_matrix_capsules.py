@@ -55,7 +55,7 @@ from fast.optimizers import adamw_step
 from fast.workers import Workers, default_threads
 from multimnist_capsnet import CNN, ConvLayer
 from smallnorb_novel_viewpoint import (
-    FOLDER, NO_OPTIONS, POSE_SIDE, Array, Callback, ConvCache, EMCache, Params, Session, SettingError, Stream,
+    FOLDER, NO_OPTIONS, POSE_SIDE, Array, Callback, ConvCache, EMCache, Network, Params, Session, SettingError, Stream,
     TrainState, UserError, Viewpoints, VotesCache, capsules_loss, class_scores_backward, class_scores_forward,
     conv2d_backward, conv2d_forward, count_params, em_routing_backward, em_routing_forward, float_in, fraction_right,
     from_json, gaussian, generator, int_in, list_of, model_metrics, of_model, one_of, parse, permutation, print_message,
@@ -442,8 +442,10 @@ PART = 8  # the most images of a part of a batch, on which one thread works
 PART_BYTES = 16 << 20  # the most bytes of a part's votes and their squares in one layer; more would leave the cache
 
 
-def part_size(config: Config) -> int:
+def part_size(config: Config, model: str = "capsules") -> int:
     """Number of images in a part of a batch, at least one."""
+    if model == "cnn" and config.cnn == "paper":
+        return 2 * PART  # each part has its own 4.2 million gradients
     _, types0, types1, types2 = config.sizes
     _, side1, side2 = grid_sides(config.image_size)
     fields = CAPS_KERNEL**2 * max(side1**2 * types0 * types1, side2**2 * types1 * types2)
@@ -558,15 +560,6 @@ def nearest_channels(config: Config, n_params: int) -> int:
 # --- The models as the training loop sees them ------------------------------------------------------------------------
 
 
-class Network(NamedTuple):
-    name: str
-    init_params: Callable[..., Params]  # rng
-    forward: Callable[..., tuple[Array, Any]]  # params, x -> scores (B, E), cache; the CNN's also takes dropout
-    backward: Callable[..., tuple[Params, Any]]  # dscores, cache, need_dx=False -> grads, dx
-    loss: Callable[[Array, Array, float], tuple[float, Array]]  # scores, labels, progress -> mean loss, dscores
-    part_size: int = PART  # number of images in a part of a training batch
-
-
 def make_capsules(config: Config, routing: Routing | None = None) -> Network:
     """``routing``: another pair than that of the configuration."""
     pair = routing or (PLAIN if config.plain else FAST)
@@ -576,25 +569,20 @@ def make_capsules(config: Config, routing: Routing | None = None) -> Network:
         functools.partial(conv_capsnet_forward, config=config, routing=pair),
         functools.partial(conv_capsnet_backward, config=config, routing=pair),
         functools.partial(capsules_loss, config.loss),
-        part_size(config),
     )
 
 
 def make_models(config: Config) -> dict[str, Network]:
     """The capsule network and its baseline, by name, in the order of the result table."""
     capsules = make_capsules(config)
-    if config.cnn == "paper":
-        net, size = PAPER_CNN, 2 * PART  # each part has its own 4.2 million gradients
-    else:
-        n_params = count_params(capsules.init_params(np.random.default_rng(0)))
-        net, size = grid_cnn(config, nearest_channels(config, n_params)), part_size(config)
+    n_params = count_params(capsules.init_params(np.random.default_rng(0)))
+    net = PAPER_CNN if config.cnn == "paper" else grid_cnn(config, nearest_channels(config, n_params))
     cnn = Network(
         "cnn",
         functools.partial(multimnist.cnn_init, config=config, net=net),
         functools.partial(multimnist.cnn_forward, net=net),
         functools.partial(multimnist.cnn_backward, net=net),
         functools.partial(capsules_loss, "cross-entropy"),
-        size,
     )
     return {"capsules": capsules, "cnn": cnn}
 
@@ -674,14 +662,13 @@ def train(model: Network, config: Config, data: Data, state: TrainState, workers
     n, per_epoch = len(data.train.labels), steps_per_epoch(config, data)
     n_epochs, _, weight_decay = of_model(model.name, config)
     n_steps = per_epoch * n_epochs
-    update = smallnorb.adamw_step if config.plain else adamw_step
+    update, size = smallnorb.adamw_step if config.plain else adamw_step, part_size(config, model.name)
     while state.step < n_steps:
         started = time.perf_counter()
         batch, progress = training_batch(data, config, state.step), state.step / max(1, n_steps - 1)
         with np.errstate(all="ignore"):  # a loss that is not finite is reported in words
-            losses, grads = workers.gradients(
-                functools.partial(loss_and_grads, model, progress), state.params, batch, model.part_size
-            )
+            work = functools.partial(loss_and_grads, model, progress)
+            losses, grads = workers.gradients(work, state.params, batch, size)
             update(state, grads, learning_rate(config, model.name, progress), weight_decay, DECAYED)
         require_finite(state, losses["train_loss"], per_epoch)
         state.add(losses, weight=len(batch.labels))

@@ -178,15 +178,16 @@ def sized(settings: Any, config: Config, **more: Any) -> Any:
 
 def make_models(config: Config) -> dict[str, Network]:
     """By name, in the order of the result table."""
-    on_grids, net = conv.make_models(sized(conv.Config, config)), sized(multimnist.CapsNetConfig, config)
+    grids, net = sized(conv.Config, config), sized(multimnist.CapsNetConfig, config)
+    on_grids = conv.make_models(grids)
 
     def on_grid(name: str, answers: Callable[[Array], Array]) -> Network:
-        it = on_grids[name]
+        it, size = on_grids[name], conv.part_size(grids, name)
 
         def answer(params: Params, images: Array) -> Array:
             return answers(it.forward(params, images)[0])
 
-        return Network(name, it.init_params, functools.partial(conv.loss_and_grads, it), answer, it.part_size)
+        return Network(name, it.init_params, functools.partial(conv.loss_and_grads, it), answer, size)
 
     def loss_and_grads(progress: float, params: Params, part: Examples, n: int) -> tuple[dict[str, float], Params]:
         batch = multimnist.Batch(part.images, part.labels[:, None], part.images[:, None])

@@ -84,7 +84,7 @@ def test_an_attacker_changes_images_before_they_are_standardized() -> None:
         model = m.make_models(config)["capsules"]
         params = model.init_params(np.random.default_rng(0))
         seen = m.attacked_network(config, "capsules", params, SERIAL)
-        size = m.DENSE_PART if config.network == "dense" else model.part_size  # other sizes round otherwise
+        size = m.DENSE_PART if config.network == "dense" else m.conv.part_size(m.network_config(config))
         parts = [model.forward(params, own[k : k + size])[0] for k in range(0, len(own), size)]
         np.testing.assert_allclose(seen.scores(images), np.concatenate(parts), rtol=1e-5)
         dx = seen.gradient(np.full((1, 32, 32, 1), 0.3), labels[:1], seen.losses["_margin"])[2]
