@@ -168,8 +168,7 @@ class Config(Viewpoints):
             raise SettingError("sizes", f"{text_of(self.sizes)} is not a list of 4 with commas between")
         for name, those in {"n_val": DIGIT_SETS, "n_val_objects": OBJECT_SETS}.items():
             if getattr(self, name) is not None and self.dataset not in those:
-                listed = f"{', '.join(those[:-1])} or {those[-1]}" if len(those) > 2 else " or ".join(those)
-                raise SettingError(name, f"needs --dataset {listed}")
+                raise SettingError(name, f"needs --dataset {', '.join(those[:-1])} or {those[-1]}")
         if self.held_out == "nothing" and self.dataset not in OBJECT_SETS:
             raise SettingError("held_out", "nothing needs --dataset smallnorb or toys")
         if self.has_held_out or self.dataset == "smallnorb":

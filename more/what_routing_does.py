@@ -381,7 +381,6 @@ def routing_study(config: multimnist.Config, params: Params, batch: Batch, worke
 # --- A run from beginning to end --------------------------------------------------------------------------------------
 
 
-
 def network_config(config: Config) -> Any:
     """The configuration of the base script."""
     common = {name: getattr(config, name) for name in ("seed", "n_epochs", "lr", "plain")}
