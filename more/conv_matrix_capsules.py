@@ -591,19 +591,11 @@ def make_models(config: Config) -> dict[str, Network]:
 # A batch is divided into parts of a fixed size, on which threads work: no number depends on how many threads there are.
 
 
-def in_parts(work: Callable[[Array, Array], Array], examples: Examples, config: Config, workers: Workers) -> Array:
-    """work(images, labels) of each part of the examples, as the networks are given them in a test -> (N, ...)."""
-    images, size = prepared(examples.images, config), part_size(config)
-
-    def part(start: int) -> Array:
-        return work(images[start : start + size], examples.labels[start : start + size])
-
-    return np.concatenate(workers.map(part, range(0, len(images), size)))
-
-
 def predict_scores(model: Network, params: Params, examples: Examples, config: Config, workers: Workers) -> Array:
     """Class scores (N, E)."""
-    return in_parts(lambda x, _: model.forward(params, x)[0], examples, config, workers)
+    images, size = prepared(examples.images, config), part_size(config)
+    parts = workers.map(lambda k: model.forward(params, images[k : k + size])[0], range(0, len(images), size))
+    return np.concatenate(parts)
 
 
 def accuracy(model: Network, params: Params, examples: Examples, config: Config, workers: Workers) -> float:

@@ -185,7 +185,7 @@ more/conv_matrix_capsules.py test_protocol
      -> {'familiar_accuracy': _a.train, 'held_out_accuracy': _b} |
      evaluate: {'familiar_accuracy': _a, 'held_out_accuracy': _b.held_out}
      -> {'familiar_accuracy': _a, 'held_out_accuracy': _a} | make_result: _a - _b -> _b - _a
-  test_every_image_counts_once_in_an_accuracy | in_parts: range(0, _a, _b) -> range(0, _a - 1, _b)
+  test_every_image_counts_once_in_an_accuracy | predict_scores: range(0, _a, _b) -> range(0, _a - 1, _b)
   test_the_loss_of_an_epoch_is_the_mean_over_its_images | train: len(batch.labels) -> config.batch_size
   test_cnns_are_the_nearest_in_size |
      nearest_channels: min(_a, key=_b) -> 1 + min(_a, key=_b)

@@ -178,7 +178,6 @@ def test_every_image_counts_once_in_an_accuracy(script: Any) -> None:
         else:
             config, examples = conv.Config(dataset="voxels"), conv.Examples(images, labels)
             found = conv.accuracy(model, WEIGHTS, examples, config, SERIAL)
-            np.testing.assert_array_equal(conv.in_parts(lambda x, y: y, examples, config, SERIAL), labels)
         assert found == len(right) / n
 
 
