@@ -230,11 +230,9 @@ def train_all(config: Config, data: AnyData, options: Any = NO_OPTIONS, **more: 
     with Workers(options.threads) as workers:
         if isinstance(data, affine.Data):
             digits = capsnet_config(config, data)
-            after_step: Any = session.after_step
+            train: Any = affine.train  # its states are those of multimnist_capsnet.py
             for model, state in session.trainings(lambda _: digits.n_steps):
-                lr = digits.lr if model.name == "capsules" else digits.cnn_lr
-                of_digits: Any = state
-                affine.train(model, dataclasses.replace(digits, cnn_lr=lr), data, of_digits, workers, after_step)
+                train(model, digits, data, state, workers, session.after_step)
         elif isinstance(data, smallnorb.Data):
             dense = dense_config(config)
             for model, state in session.trainings(lambda name: steps_per_epoch(dense, data) * of_model(name, dense)[0]):

@@ -353,7 +353,7 @@ def train(model: Network, config: Config, data: Data, state: TrainState, workers
     """Train ``state`` in place to ``config.n_epochs``, from the middle of an epoch too, or until a check, every
     ``check_every`` steps, finds ``match_accuracy``. Validation does not count as training time. Raises UserError where
     the loss stops being finite."""
-    lr_factor = 1.0 if model.name == "capsnet" else config.cnn_lr / config.lr
+    lr_factor = config.cnn_lr / config.lr if model.name in ("cnn", "lenet") else 1.0
     while state.step < config.n_steps and not reached(state, config):
         started = time.perf_counter()
         batch = training_batch(data, config, state.step)
