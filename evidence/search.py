@@ -36,8 +36,7 @@ import numpy as np
 import multimnist_capsnet as multimnist
 import smallnorb_novel_viewpoint as smallnorb
 from fast.workers import SERIAL
-from more import attacks, capsule_attacks
-from more import conv_matrix_capsules as conv
+from more import attacks, capsule_attacks, conv_matrix_capsules as conv
 from smallnorb_novel_viewpoint import (
     OUTPUT, SettingError, Settings, UserError, int_in, parse, print_message, script, setting,
 )

@@ -43,9 +43,7 @@ import numpy as np
 import multimnist_capsnet as multimnist
 import smallnorb_novel_viewpoint as smallnorb
 from fast.workers import Workers
-from more import attacks
-from more import conv_matrix_capsules as conv
-from more import mnist_affine_capsnet as affine
+from more import attacks, conv_matrix_capsules as conv, mnist_affine_capsnet as affine
 from more.attacks import MARGIN, by_image, margin_loss, of_log_odds
 from more.conv_matrix_capsules import Data, Network, of_model, steps_per_epoch
 from smallnorb_novel_viewpoint import (
