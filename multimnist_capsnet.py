@@ -1512,7 +1512,7 @@ class CapsNetConfig(Settings):
     lr: float = setting(1e-2, float_in(1e-9, 10),
         f"Learning rate. It rises for {WARMUP} steps and falls linearly to 0 at the end.",
         paper="0.001, and falls by 4 % every 2,000 steps")
-    weight_decay: float = setting(0.1, float_in(0, 100), "A step shrinks every weight, but no bias, by lr * X.",
+    weight_decay: float = setting(0.3, float_in(0, 100), "A step shrinks every weight, but no bias, by lr * X.",
         paper="0")
     dtype: str = setting("float32", ("float32", "float64"), "Number format of all arithmetic.")
     plain: bool = setting(False, bool, "Compute all in its plain form, without fast twins.")

@@ -50,7 +50,7 @@ from support.results import parse_json
 
 MODELS = {"capsnet": CAPSNET, "cnn": CNN._replace(label="CNN without pooling"), "cnn_pool": POOLING}
 DIGIT_COLOURS = YELLOW, SKY  # of the first and the second digit; where both are bright their sum is white
-RESULTS = Path("results") / multimnist.EXPERIMENT / "composites_48000.json"
+RESULTS = Path("results") / multimnist.EXPERIMENT / "registered_composites_48000.json#capsnet"
 SCALING_RESULTS = RESULTS.with_name("scaling.json")  # all lengths, with few seeds and no verdict
 MEDIAN_OF = RESULTS, "capsnet", "set_accuracy"
 

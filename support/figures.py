@@ -385,7 +385,8 @@ def with_reported_seed(
                                   if getattr(config, name, None) in ("auto", None))}
     wanted = {name: value for name, value in dataclasses.asdict(config).items() if name not in free}
     wanted = json.loads(json.dumps(wanted, default=str))
-    for found in settings_in(path) if (ROOT / path).exists() else ():
+    file = ROOT / str(path).partition("#")[0]  # it may be a part of one
+    for found in settings_in(path) if file.exists() else ():
         if all(found["config"].get(name, value) == value for name, value in wanted.items()):
             reported, median = found["runs"], median_seed(found["runs"], model, metric)
             config = config if "seed" in given else dataclasses.replace(config, seed=median)
