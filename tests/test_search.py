@@ -244,6 +244,7 @@ def test_a_run_on_digits_is_the_scripts_own_training(model: str, name: str, monk
         on_voxels = m.Config(network=network, model=model, dataset="voxels", condition=condition)
         of_voxels = m.training_of(on_voxels, (0.01, 1, 2), 100)
         assert of_voxels[1].dataset == "voxels"
+    monkeypatch.setattr(module, "STROKE_COUNTS", (250, 50))
     small = dataclasses.replace(wanted, dataset="strokes", n_val=50, n_test=50, conv_channels=2, primary_types=1)
     monkeypatch.setattr(m, "training_of", lambda *_: (module, small, name))
     states = module.train_all(small, module.make_data(small), names=(name,))
