@@ -24,6 +24,7 @@ from PIL import Image
 
 import multimnist_capsnet as digits
 from data.stroke_digits import stroke_digits
+from more import attacks
 from smallnorb_novel_viewpoint import init_state, parse
 from support.experiment import script_path
 
@@ -301,10 +302,12 @@ def states_of(models: Mapping[str, Any], config: Any) -> dict[str, Any]:
 
 
 def smallest(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make small what no flag makes small: the decoder, the sweep of angles."""
+    """Make small what no flag makes small: the decoder, the sweep of angles, the effort of attacks."""
     base = importlib.import_module("multimnist_capsnet")
     monkeypatch.setitem(base.PRESETS, "small", base.PRESETS["small"] | {"decoder": (16, 16)})
     monkeypatch.setattr(load("mnist_affine_capsnet"), "SWEEP", (-90, 0, 35))
+    effort = attacks.Effort(first_steps=5, most_steps=10, queries=10)
+    monkeypatch.setattr(attacks.attack, "__defaults__", (effort,))
 
 
 @functools.cache
