@@ -591,7 +591,9 @@ def test_the_networks_are_those_of_the_other_script() -> None:
 def test_the_capsnet_is_that_of_the_other_script(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same digits in the same order, at its rates; the CNN has the same name, and so the same initial weights."""
     config = m.Config(dataset="mnist", data_dir=digits_folder(), network="capsnet", n_epochs=1, seed=104, n_train=64)
-    small = dataclasses.replace(m.capsnet_config(config), n_val=8, conv_channels=3, primary_types=1)
+    own = m.capsnet_config(config)
+    assert own == m.affine.Config(dataset="mnist", data_dir=digits_folder(), n_epochs=1, seed=104, n_train=64)
+    small = dataclasses.replace(own, n_val=8, conv_channels=3, primary_types=1)
     resolved = m.affine.resolve_defaults(small, m.affine.make_data(small))
     monkeypatch.setattr(m, "capsnet_config", lambda config, data=None: resolved if data else small)
     data, rates, update = m.make_data(config), list[float](), m.affine.update
@@ -603,13 +605,15 @@ def test_the_capsnet_is_that_of_the_other_script(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(m.affine, "update", spy)
     states = m.train_all(config, data)
-    own, rates[:] = list(rates), []
+    ours, rates[:] = list(rates), []
     expected = m.affine.train_all(resolved, data, names=["capsnet", "cnn"])
     assert states["cnn"].history == expected["cnn"].history
-    assert own == rates
+    assert ours == rates
     assert {name: state.step for name, state in states.items()} == {"capsules": 4, "cnn": 4}
     images, labels = m.attacked_images(dataclasses.replace(config, n_attack=5), data)
-    assert (images.shape, labels.shape) == ((5, 28, 28, 1), (5,))
+    chosen = np.linspace(0, 299, 5).round().astype(int)  # of the test digits
+    np.testing.assert_allclose(images[..., 0], data.test_images[chosen] / 255, atol=1e-6)
+    assert labels.tolist() == data.test_labels[chosen].tolist()
 
 
 def test_each_network_is_attacked_along_its_own_gradient_the_others_and_a_second_training(

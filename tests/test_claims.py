@@ -14,7 +14,7 @@ from scipy import stats
 import smallnorb_novel_viewpoint as views
 from evidence import claims, earlier, report, visualize_claims
 from evidence.claims import Claim, Condition, count_words, listed, make_claims, paired_values, verdict_of
-from figure_checks import check_pictures, drawn, held, move_to
+from figure_checks import check_pictures, drawn, held, legend_of, move_to
 from helpers import ROOT, failure
 from support.figures import BLUE, GREEN, VERMILLION
 from support.results import save_result
@@ -331,6 +331,16 @@ def test_every_earlier_reading_is_that_of_the_history() -> None:
         earlier.show("show", f"{'0' * 40}:{earlier.CLAIMS}")
 
 
+def test_earlier_readings_are_written_where_they_are_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(earlier, "ROOT", tmp_path)
+    monkeypatch.setattr(earlier, "make_tables", dict)
+    assert earlier.main(["--out=own.json"]) == 0
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert earlier.main(["--out=~/own.json"]) == 0
+    assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.json")) == ["home/own.json", "own.json"]
+
+
 def test_the_weakness_of_a_reading() -> None:
     first = earlier.Reading("new azimuths", "x", 20, 0.1, 0.0, 0.2, "holds", True, "a", "b")
     assert earlier.weakness(first, []) == "search was too small"
@@ -483,6 +493,16 @@ def test_the_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     (band, _), texts = ax.collections, held(verdicts)["texts"]
     assert [len(ax.lines), texts.count("holds"), texts.count("not run")] == [5, 1, 1]
     assert np.asarray(band.get_paths()[0].get_extents().extents)[[0, 2]].tolist() == pytest.approx([-3, 3])
+
+
+def test_the_registered_picture_has_the_intervals_of_its_own_level() -> None:
+    differences = 0.1 + 0.02 * np.sin(np.arange(12))
+    (one,) = claims.make_registered([registered(12)], {"f.json": document_of_seeds(12, 0.1)}.get)
+    fig = visualize_claims.draw_verdicts({"registered": [one], "n_comparisons": claims.N_COMPARISONS, "n_looks": 99})
+    half = t_quantile(12) * differences.std(ddof=1) / np.sqrt(12)
+    plain = held(fig.axes[1])["lines"]["plain x"][0]
+    np.testing.assert_allclose(plain, 100 * (differences.mean() + np.array([-half, half])))
+    assert f"adjusted for {claims.N_COMPARISONS} comparisons: gives the verdict" in legend_of(fig)
 
 
 @pytest.mark.parametrize("draw", [visualize_claims.draw_verdicts, visualize_claims.draw_earlier])

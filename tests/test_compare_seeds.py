@@ -360,7 +360,7 @@ def test_machines_and_failures_are_those_of_the_runs(fake: str) -> None:
     """A person's own script may not say where it ran. Runs end in any order."""
     args, (setting,) = compare_seeds.parse_command([fake, "--seeds", "0:4", "--threads=3", "--keep-history"])
     args.commit = "c"
-    jobs, models = [Job(setting, seed, Path("x")) for seed in range(4)], {"a": {"loss": 0.5}}
+    jobs, models = [Job(setting, seed, Path("x")) for seed in range(4)], {"a": {"loss": 2 / 3}}
     result = {"headline": "loss", "models": models}
     results: Any = {
         job: result | {"environment": {"python": job.seed}, "history": {"a": {"loss": [job.seed]}}} for job in jobs[:2]
@@ -369,6 +369,7 @@ def test_machines_and_failures_are_those_of_the_runs(fake: str) -> None:
     assert (document["environment"], document["reference"]) == ({"python": [0, 1]}, "a")
     (entry,) = document["settings"].values()
     assert [run["history"] for run in entry["runs"]] == [{"a": {"loss": [seed]}} for seed in (0, 1)]
+    assert entry["runs"][0]["models"] == {"a": {"loss": 0.666667}}
     assert entry["failures"] == [{"seed": 2, "error": "early"}, {"seed": 3, "error": "late"}]
     del results[jobs[0]]["environment"]
     found = compare_seeds.machines(results, args)

@@ -9,6 +9,7 @@ import contextlib
 import copy
 import dataclasses
 import errno
+import inspect
 import io
 import json
 import math
@@ -25,10 +26,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any, NamedTuple
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
+from data import files
 from helpers import EXPERIMENTS, ROOT, Experiment, config_of, failure, load, script_environment, usage_error
 from smallnorb_novel_viewpoint import (
     TrainState, flag_of, from_json, plain, require_same, save_checkpoint, settings_of, text_of,
@@ -160,8 +163,11 @@ def test_help(name: str, capsys: Capture, monkeypatch: Patch) -> None:
     assert set(flags["--help"]) == {"--help", "--help-all", *usual}
     assert 3 <= len(usual) <= 12
     defaults = {f.name: f.default for declared in (script.Config, script.Options) for f in dataclasses.fields(declared)}
+    values = vars(script.Config()) | vars(script.Options())
     for field, it in every.items():
         default = it.shown or text_of(defaults[field])
+        if it.shown[:1].isdigit() and values[field] is not None:
+            assert f"{it.shown}, ".startswith(f"{text_of(values[field])}, "), field
         assert re.match(r"[A-Z].*\.$", it.help), it.help
         assert default in ("none", "False") or f"Default: {default}." in flags["--help-all"][flag_of(field)]
     examples = re.findall(rf"^  python {name}\.py ?(.*)\n      (.*)$", shown["--help"], re.MULTILINE)
@@ -381,6 +387,19 @@ def test_a_longer_training_continues_a_shorter_one_bit_for_bit(
         pytest.skip("its learning rate or loss depends on its length")
     finished(experiment, experiment.argv("--n-epochs 1"), tmp_path)
     assert_same_bits(finished(experiment, experiment.argv("--resume"), tmp_path), whole)
+
+
+def test_a_training_whose_margin_rises_to_its_end_is_not_made_longer(tmp_path: Path, capsys: Capture) -> None:
+    views = EXPERIMENTS["smallnorb_novel_viewpoint"]
+    argv = views.argv(f"--models cnn --loss spread --checkpoint {tmp_path / 'c'}")
+    assert views.script.main([*argv, "--n-epochs=1"]) == 0
+    assert "was made with --n-epochs 1, not 2" in failure(views.script, [*argv, "--resume"], capsys)
+
+
+def test_what_a_resumed_run_may_change() -> None:
+    scripts = [load(name) for name in (*EXPERIMENTS, "what_routing_does", "your_own_images")]
+    free = {f"{one.EXPERIMENT} {field}" for one in scripts for field, it in settings_of(one.Config).items() if it.free}
+    assert free == {"capsule_attacks epsilons", "capsule_attacks n_attack", "your_own_images data_dir"}
 
 
 # --- Outputs: those of something else are left alone; full disk, closed pipe ------------------------------------------
@@ -618,6 +637,11 @@ def test_a_line_an_epoch_or_a_bar_on_a_terminal(experiment: Experiment, capsys: 
     assert capsys.readouterr().err == ""
 
 
+def test_a_shell_that_shows_escape_codes_has_no_bar(monkeypatch: Patch) -> None:
+    monkeypatch.setitem(sys.modules, "idlelib.run", Mock())
+    assert not any(module.obeys_escapes.__wrapped__() for module in (*map(load, BASE), files))
+
+
 def test_out_json_holds_what_the_contract_says(experiment: Experiment, whole: Run) -> None:
     result, script = whole.result, experiment.script
     assert set(result) >= {"experiment", "seed", "dataset", "headline", "config", "models", "history"}
@@ -705,6 +729,8 @@ def test_what_both_base_scripts_define_is_the_same_text_unless_it_is_the_experim
     common = ours.keys() & theirs.keys()
     assert {name for name in common if ours[name] != theirs[name]} == OWN
     assert len(common - OWN) > 60
+    for name in ("one_line", "obeys_escapes", "is_terminal"):  # and the readers of data write to a terminal as they do
+        assert inspect.getsource(getattr(files, name)) == inspect.getsource(getattr(load(BASE[0]), name)), name
 
 
 LONELY = """

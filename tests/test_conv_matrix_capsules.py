@@ -339,7 +339,15 @@ def test_a_persons_digits_are_named(tmp_path: Path, capsys: pytest.CaptureFixtur
         assert line.split() == [path, str(a.argmax()), str(answer), *(f"{value:.3f}" for value in a)]
 
 
-def test_a_network_of_views_names_no_digits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("argv", [
+    ["--dataset", "voxels", *FEW_VIEWS, "--sizes", "5,2,3,2", "--n-epochs", "1", "--quiet"],
+    EXPERIMENTS[m.EXPERIMENT].argv("--models cnn"),
+])
+def test_a_network_of_views_and_a_cnn_name_no_digits(
+    argv: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     saved = ["--checkpoint", str(tmp_path / "c.npz")]
-    assert m.main(["--dataset", "voxels", *FEW_VIEWS, "--sizes", "5,2,3,2", "--n-epochs", "1", "--quiet", *saved]) == 0
-    assert "has no capsules that learned digits" in failure(m, ["--predict", "view.png", *saved], capsys)
+    assert m.main([*argv, *saved]) == 0
+    (tmp_path / "a.png").touch()
+    line = failure(m, ["--predict", str(tmp_path / "a.png"), *saved], capsys)
+    assert "has no capsules that learned digits" in line

@@ -71,6 +71,8 @@ def test_real_mnist_is_read_and_called_mnist() -> None:
     assert digits.train_images.dtype == digits.train_labels.dtype == np.uint8
     assert np.bincount(digits.train_labels).tolist()[:3] == [5923, 6742, 5958]
     assert np.bincount(digits.test_labels).tolist()[:3] == [980, 1135, 1032]
+    found = {stem: hashlib.sha256((MNIST / f"{stem}.gz").read_bytes()).hexdigest() for stem in STEMS}
+    assert found == data.MNIST_SHA256
 
 
 @pytest.mark.parametrize("form", ["{}.gz", "{}", "plain file named {}.gz", "dotted"])

@@ -246,6 +246,19 @@ Between 0.222
     assert report.loose_accuracies(page) == ["0.747", "0.123", "1.000", "0.222"]
 
 
+def test_numbers_of_sentences_that_are_nowhere_else_are_faults(page: Path, capsys: Capture) -> None:
+    page.write_text(page.read_text() + "\nAn accuracy of 0.987, ahead by 1.5 points (1.0 to 2.0).\n")
+    assert faults(capsys) == ["README.md: 0.987 is in no table of the page",
+                              "README.md: 1.5 points (1.0 to 2.0) is the interval of no comparison"]
+
+
+def test_what_rewrites_the_pages_is_named_where_that_helps(page: Path, capsys: Capture) -> None:
+    for text, helps in ((page.read_text() + "\n0.987", False), (README, True)):
+        page.write_text(text)
+        assert run("--check") == 1
+        assert ("; python -m evidence.report rewrites the pages" in capsys.readouterr().err) == helps
+
+
 def test_intervals_in_sentences_are_those_of_the_claims() -> None:
     conditions = [
         {"n": 10, "difference": -0.0178, "low": -0.0306, "high": -0.005},
@@ -495,9 +508,9 @@ def test_what_a_claim_names_is_used(page: Path, capsys: Capture, monkeypatch: py
 def test_the_commit_is_that_of_the_projects_own_root_and_dirty_where_code_has_changed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def commit() -> str | None:
+    def commit(*others: str) -> str | None:
         results.git_commit.cache_clear()
-        return results.git_commit()
+        return results.git_commit(*others)
 
     monkeypatch.setattr(results, "ROOT", tmp_path)
     monkeypatch.chdir(tmp_path)
@@ -510,7 +523,7 @@ def test_the_commit_is_that_of_the_projects_own_root_and_dirty_where_code_has_ch
     git("commit", "-m", "first")
     first = git("rev-parse", "HEAD")
     result.write_text("[]")
-    assert commit() == first
+    assert (commit(), commit("results")) == (first, f"{first}-dirty")
     Path("deep").mkdir()
     (new := Path("deep/new.py")).touch()  # the commit lacks it
     assert commit() == f"{first}-dirty"

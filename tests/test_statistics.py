@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from support import result_tables
+from support import figures, result_tables, statistics
 from support.results import save_result
 from support.statistics import compare_pairs, describe_sample, read_comparison, summarise, t_quantile, verdict
 
@@ -122,3 +122,10 @@ def test_intervals_need_scipy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "scipy", None)
     with pytest.raises(OSError, match=r"^intervals need scipy: pip install scipy$"):
         t_quantile(3, 0.0123)  # of a level that is in no cache
+
+
+def test_without_scipy_there_is_no_interval(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (statistics, figures):
+        monkeypatch.setattr(module, "has_scipy", lambda: False)
+    assert [statistics.describe_sample([0.25, 0.75])[end] for end in ("low", "high")] == [None, None]
+    assert figures.interval(np.array([[0.25], [0.75]]))[1].tolist() == [0]

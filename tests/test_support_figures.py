@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -307,3 +308,34 @@ def test_a_gif_keeps_white_and_the_colours_of_letters() -> None:
     assert (last[39, 59] == 255).all()
     assert last[30, 30].tolist() == [0, 255, 0]
     assert np.abs(last[5, 5].astype(int) - (200, 30, 30)).max() < 12
+
+
+def test_an_animation_may_replace_the_picture_of_a_page(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(figures, "write_if_changed", write := Mock(return_value=""))
+
+    def scene() -> Any:
+        return figures.make_figure(1, "", ""), lambda k: None
+
+    for overwrite in (True, False):
+        options = SimpleNamespace(out=Path("a.gif"), fps=10, quiet=True, overwrite=overwrite)
+        figures.write_animation(options, scene, [(0,), (1,)])
+        assert (*write.call_args.args, False)[2] == overwrite
+
+
+def test_each_figure_has_the_palette_that_its_script_gives_it(monkeypatch: Patch, tmp_path: Path) -> None:
+    monkeypatch.setattr(figures, "write_figure", write := Mock())
+    main = figures.figure_script("x", figures.Settings, figures.OutOptions, "", [], Mock(), {},
+                                 {"a": Mock(), "b": Mock()}, {"a": 7})
+    assert main([f"--outdir={tmp_path}"]) == 0
+    assert [(call.args[0].stem, call.args[2]) for call in write.call_args_list] == [("a", 7), ("b", None)]
+
+
+@pytest.mark.parametrize("name", ["evidence.earlier", "benchmarks.__main__", "visualize_smallnorb_novel_viewpoint"])
+def test_notes_are_left_alone_where_results_and_pictures_are_written(
+    name: str, tmp_path: Path, capsys: Capture
+) -> None:
+    (notes := tmp_path / "smallnorb_novel_viewpoint" / "shapes.png").parent.mkdir()
+    notes.write_text("my notes")
+    argv = [f"--outdir={tmp_path}", "--figures=shapes"] if "visualize" in name else [f"--out={notes}"]
+    assert failure(importlib.import_module(name), argv, capsys).endswith("of something else: name another file\n")
+    assert notes.read_text() == "my notes"

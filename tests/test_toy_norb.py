@@ -239,7 +239,9 @@ def small_cache(tmp_path: Path, monkeypatch: Patch, few_toys: None) -> Path:
     return tmp_path
 
 
-def test_toys_are_drawn_once_and_again_where_a_file_is_missing(small_cache: Path, capsys: Capture) -> None:
+def test_toys_are_drawn_once_and_again_where_a_file_is_missing_or_the_code_is_another(
+    small_cache: Path, monkeypatch: Patch, capsys: Capture
+) -> None:
     folder = toys.cached_toys(small_cache, 0)
     assert capsys.readouterr().err.startswith(f"drawing the toys of seed 0 into {folder}: about a minute, 0.9 GB")
     assert toys.cached_toys(small_cache, 0) == folder
@@ -247,6 +249,9 @@ def test_toys_are_drawn_once_and_again_where_a_file_is_missing(small_cache: Path
     next(folder.iterdir()).unlink()
     assert toys.cached_toys(small_cache, 0) == folder
     assert set(contents(folder)) == NAMES
+    (other := small_cache / "toy_norb.py").write_bytes(Path(toys.__file__).read_bytes() + b"#")
+    monkeypatch.setattr(toys, "__file__", str(other))
+    assert toys.cached_toys(small_cache, 0) != folder
 
 
 def test_a_cache_of_another_person_and_one_without_locks(small_cache: Path, monkeypatch: Patch) -> None:

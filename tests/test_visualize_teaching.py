@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -48,6 +49,13 @@ def test_a_drawing_is_the_same_every_time(tmp_path: Path, capsys: Capture) -> No
     for expected in ("wrote", "unchanged"):
         assert networks.main(["--outdir", str(tmp_path)]) == 0
         assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == [expected] * 4
+
+
+def test_a_drawing_may_replace_that_of_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(networks, "svg_bytes", lambda name: b"")
+    monkeypatch.setattr(networks, "write_if_changed", write := Mock(return_value=""))
+    assert networks.main([f"--outdir={tmp_path}", "--overwrite"]) == 0
+    assert all(call.args[2:] == (True,) for call in write.call_args_list)
 
 
 RNG = np.random.default_rng(0)
