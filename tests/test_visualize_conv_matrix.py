@@ -313,7 +313,8 @@ def test_steps_are_counted_on_accurate_networks_of_every_seed(monkeypatch: pytes
             assert getattr(config, name) == getattr(wanted, name), name
 
 
-def test_activations_and_assignments_are_those_of_the_attacked_capsules() -> None:
+def test_activations_and_assignments_are_those_of_the_attacked_capsules(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attacks, "STEPS", (1,))
     small: dict[str, Any] = {"sizes": (4, 2, 2, 2), "n_train": 8}
     for network, more in (("matrix", small), ("dense", {})):
         config = attacks.experiment.Config(network=network, seed=103, n_attack=3, dtype="float64", **more)
@@ -334,7 +335,7 @@ def test_activations_and_assignments_are_those_of_the_attacked_capsules() -> Non
         promised = (dx * (moved - images)).sum(axis=(1, 2, 3))
         assert list(found.shares.values())[1] == pytest.approx(np.median(rise / promised))
         level = seen._replace(losses={**seen.losses, "": lambda s, _: (np.zeros(len(s)), np.zeros_like(s))})
-        with pytest.MonkeyPatch.context() as patch:
+        with monkeypatch.context() as patch:
             patch.setattr(attacks.experiment, "attacked_network", lambda *_, one=level: one)
             found = attacks.measure_attacks(config, data, {"capsules": state}, 1)["capsules"]
         assert next(iter(found.shares.values())) == 1  # of the training's loss, not of the margin's

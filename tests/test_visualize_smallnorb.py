@@ -19,7 +19,7 @@ import smallnorb_novel_viewpoint as experiment
 import visualize_multimnist_capsnet as digits
 import visualize_smallnorb_novel_viewpoint as figures
 from figure_checks import cells, check_held, draw_coarsely, drawn, held, legend_of, move_to
-from helpers import ROOT
+from helpers import ROOT, config_of
 from smallnorb_novel_viewpoint import TrainState, UserError
 from support.experiment import load_checkpoint
 from support import figures as support_figures, redraw
@@ -199,11 +199,10 @@ def test_the_median_of_the_reported_seeds_is_trained(monkeypatch: pytest.MonkeyP
 
 def test_an_animation_of_trainings_of_two_lengths(tmp_path: Path) -> None:
     """A network with fewer epochs stays as it was after its last one."""
-    out = tmp_path / "a.gif"
-    argv = ["--n-epochs=2", "--cnn-epochs=1", "--snapshots=5", "--sweep-frames=2", "--quiet", f"--out={out}"]
-    assert animation.main(argv) == 0
+    out, flags = tmp_path / "a.gif", ["--n-epochs=2", "--cnn-epochs=1", *SIZES]
+    assert animation.main([*flags, "--snapshots=5", "--sweep-frames=2", "--quiet", f"--out={out}"]) == 0
     assert len(imageio.imread(out, extension=".gif")) == 2 * 2  # after each epoch, of which there are two
-    config = animation.Config(n_epochs=2, cnn_epochs=1)
+    config = config_of(animation, flags)
     data = animation.smallnorb.make_data(config)
     recorder = animation.Recorder(config, data, animation.make_sweep(config, data, 2), [1, 2])
     animation.smallnorb.train_all(config, data, names=animation.SHOWN, callback=recorder)
