@@ -280,10 +280,10 @@ smallnorb_novel_viewpoint.py test_protocol
 smallnorb_novel_viewpoint.py test_optimizers
   test_a_state_adds_up_the_losses_of_an_epoch | TrainState.end_epoch: _a / _b -> _a | TrainState.add: _a * _b -> _b
 fast/optimizers.py test_optimizers
-  test_adamw_by_hand | _adam: 0.9 -> 0.8 | _adam: 0.999 -> 0.99 | _adam: 1e-08 -> 0.001 |
+  test_fast_steps_by_hand_and_an_error_is_seen | _adam: 0.9 -> 0.8 | _adam: 0.999 -> 0.99 | _adam: 1e-08 -> 0.001 |
      _adam: beta2 ** step -> beta2 | _adam: beta1 ** step -> beta1 | _adam: _a -= _b -> _a += _b |
-     muon_step: _a * _b -> _b | _total: _a += _b -> _a -= _b
-  test_muon_by_hand | _muon: 0.95 -> 0.9 | _muon: _a += _b * _c -> _a += _c | module: 0.2 -> 0.3
+     muon_step: _a * _b -> _b | _total: _a += _b -> _a -= _b |
+     _muon: 0.95 -> 0.9 | _muon: _a += _b * _c -> _a += _c | module: 0.2 -> 0.3
   test_orthogonalized_is_the_polar_factor | orthogonalized: _a / _b -> _a * _b
 fast/workers.py test_workers
   test_parts_are_the_whole_batch_and_an_error_is_seen | Workers.gradients.work: _c(_a, _b) -> _c(_a, _b - 1) |

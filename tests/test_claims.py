@@ -432,12 +432,6 @@ def test_the_file_is_made_from_the_list_and_changes_are_seen(
     assert "one.json has other seeds than the first of 200:205" in capsys.readouterr().err
 
 
-def test_the_committed_claims_are_those_of_the_results(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(ROOT)
-    stored = report.read_result(report.CLAIMS)
-    assert report.is_same(stored, report.make_claims() | {"checksum": stored["checksum"]})
-
-
 def test_the_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     move_to(tmp_path, monkeypatch)
     document = make_claims([claim("near"), claim("single", "none"), claim("higher", "lower")], FILES.get)

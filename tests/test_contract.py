@@ -31,10 +31,11 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 
+import smallnorb_novel_viewpoint as views
 from data import files
 from helpers import EXPERIMENTS, ROOT, Experiment, config_of, failure, load, script_environment, usage_error
 from smallnorb_novel_viewpoint import (
-    TrainState, flag_of, from_json, plain, require_same, save_checkpoint, settings_of, text_of,
+    TrainState, flag_of, from_json, plain, require_same, save_checkpoint, settings_of, text_of, write_file,
 )
 from support.experiment import load_checkpoint
 
@@ -208,7 +209,7 @@ def test_flags_a_constructor_and_json_make_the_same_configuration(name: str, wor
 
 
 def test_dependent_defaults_and_checks_are_those_of_a_constructor_too() -> None:
-    views, conv = load("smallnorb_novel_viewpoint"), load("conv_matrix_capsules")
+    conv = load("conv_matrix_capsules")
     toys = views.Config(dataset="toys", n_epochs=3)
     assert (toys.train_azimuths, toys.test_azimuths, toys.standardize) == ((300, 400), (60, 280), "image")
     assert (toys.n_epochs, toys.cnn_epochs, toys.cnn_lr, views.Config(lr=0.5).cnn_lr) == (3, 3, 0.0005, 0.5)
@@ -390,10 +391,9 @@ def test_a_longer_training_continues_a_shorter_one_bit_for_bit(
 
 
 def test_a_training_whose_margin_rises_to_its_end_is_not_made_longer(tmp_path: Path, capsys: Capture) -> None:
-    views = EXPERIMENTS["smallnorb_novel_viewpoint"]
-    argv = views.argv(f"--models cnn --loss spread --checkpoint {tmp_path / 'c'}")
-    assert views.script.main([*argv, "--n-epochs=1"]) == 0
-    assert "was made with --n-epochs 1, not 2" in failure(views.script, [*argv, "--resume"], capsys)
+    argv = EXPERIMENTS[BASE[0]].argv(f"--models cnn --loss spread --checkpoint {tmp_path / 'c'}")
+    assert views.main([*argv, "--n-epochs=1"]) == 0
+    assert "was made with --n-epochs 1, not 2" in failure(views, [*argv, "--resume"], capsys)
 
 
 def test_what_a_resumed_run_may_change() -> None:
@@ -494,11 +494,7 @@ def test_what_could_not_be_written_once_and_was_later_is_no_failure(
     assert capsys.readouterr().err.count("the training goes on") == 1
 
 
-WRITERS = [load(name).write_file for name in BASE]
-
-
-@pytest.mark.parametrize("write_file", WRITERS)
-def test_a_file_is_written_whole_or_not_at_all(write_file: Any, tmp_path: Path, monkeypatch: Patch) -> None:
+def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: Patch) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "file")
     (tmp_path / f".file.{os.getpid()}.tmp").write_text("left by a process that was killed")
     write_file(tmp_path / "link", b"old")
@@ -512,10 +508,7 @@ def test_a_file_is_written_whole_or_not_at_all(write_file: Any, tmp_path: Path, 
         write_file(Path("/dev/null"), b"")
 
 
-@pytest.mark.parametrize("write_file", WRITERS)
-def test_a_file_that_cannot_be_replaced_is_written_in_its_place(
-    write_file: Any, tmp_path: Path, monkeypatch: Patch
-) -> None:
+def test_a_file_that_cannot_be_replaced_is_written_in_its_place(tmp_path: Path, monkeypatch: Patch) -> None:
     """As one that is mounted by itself in a container."""
 
     numbers = [errno.EROFS]
@@ -582,29 +575,26 @@ def test_scores_that_are_not_finite_have_no_accuracy(experiment: Experiment, cap
     assert re.match(rf"error: {model}: (\w+ became (nan|inf) after epoch 1, step 3|the loss became)", line), line
 
 
-@pytest.mark.parametrize("name", BASE)
-def test_a_stream_that_lacks_a_letter_shows_its_number(name: str, monkeypatch: Patch) -> None:
+def test_a_stream_that_lacks_a_letter_shows_its_number(monkeypatch: Patch) -> None:
     stream = io.TextIOWrapper(content := io.BytesIO(), encoding="ascii")
     monkeypatch.setattr(sys, "stdout", stream)
-    assert load(name).script(lambda argv: print("0.7 ± 0.1"))() == 0
+    assert views.script(lambda argv: print("0.7 ± 0.1"))() == 0
     assert (content.getvalue(), stream.errors) == (b"0.7 \\xb1 0.1\n", "strict")
 
 
-@pytest.mark.parametrize("name", BASE)
-def test_a_module_of_data_that_is_not_there_is_named(name: str, monkeypatch: Patch) -> None:
+def test_a_module_of_data_that_is_not_there_is_named(monkeypatch: Patch) -> None:
     monkeypatch.setitem(sys.modules, "data.digit_files", None)
     with pytest.raises(OSError, match=r"^this needs data/digit_files\.py beside the script: "):
-        load(name).from_data("digit_files")
+        views.from_data("digit_files")
 
 
-@pytest.mark.parametrize("name", BASE)
-def test_a_data_module_in_the_way_is_named(name: str, tmp_path: Path, monkeypatch: Patch) -> None:
+def test_a_data_module_in_the_way_is_named(tmp_path: Path, monkeypatch: Patch) -> None:
     (path := tmp_path / "data.py").write_text("x = 1", encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
     for module in [module for module in sys.modules if module.partition(".")[0] == "data"]:
         monkeypatch.delitem(sys.modules, module)
     with pytest.raises(OSError, match=rf"^{re.escape(str(path))} is in the way of data/shapes\.py beside the script: "):
-        load(name).from_data("shapes")
+        views.from_data("shapes")
 
 
 # --- Without a terminal a line an epoch; with one, a bar; results -----------------------------------------------------
@@ -639,7 +629,7 @@ def test_a_line_an_epoch_or_a_bar_on_a_terminal(experiment: Experiment, capsys: 
 
 def test_a_shell_that_shows_escape_codes_has_no_bar(monkeypatch: Patch) -> None:
     monkeypatch.setitem(sys.modules, "idlelib.run", Mock())
-    assert not any(module.obeys_escapes.__wrapped__() for module in (*map(load, BASE), files))
+    assert not views.obeys_escapes.__wrapped__()
 
 
 def test_out_json_holds_what_the_contract_says(experiment: Experiment, whole: Run) -> None:
@@ -730,7 +720,7 @@ def test_what_both_base_scripts_define_is_the_same_text_unless_it_is_the_experim
     assert {name for name in common if ours[name] != theirs[name]} == OWN
     assert len(common - OWN) > 60
     for name in ("one_line", "obeys_escapes", "is_terminal"):  # and the readers of data write to a terminal as they do
-        assert inspect.getsource(getattr(files, name)) == inspect.getsource(getattr(load(BASE[0]), name)), name
+        assert inspect.getsource(getattr(files, name)) == inspect.getsource(getattr(views, name)), name
 
 
 LONELY = """

@@ -148,7 +148,7 @@ def add_lengths(name: str, model: str, accuracies: dict[tuple[int, int], list[fl
 def test_the_length_of_a_training_is_what_its_setting_says() -> None:
     LENGTHS.write_text('{"parts": {}}')
     sizes: dict[str, Any] = {"batch_size": 32, "conv_channels": 32, "min_iou": 0.8}
-    add_lengths("a", "cnn", {(8, 6000): [0.67, 0.68, 0.69]}, **sizes)
+    add_lengths("a", "cnn", {(8, 6000): [0.66, 0.67, 0.71]}, **sizes)
     add_lengths("b", "capsnet", {(18, 27_000): [0.86, 0.87, 0.88], (8, 6000): [0.66, 0.68, 0.70]}, **sizes)
     add_lengths("c", "capsnet", {(50, 100_000): [0.92]}, **sizes | {"batch_size": 64})
     add_lengths("d", "capsnet", {(8, 6000): [0.9]}, **sizes | {"conv_channels": 256, "min_iou": 0.0})
@@ -175,12 +175,6 @@ def test_the_length_of_a_training_is_what_its_setting_says() -> None:
     assert ends.tolist() == pytest.approx([0.68 - half, 0.68 + half])
     assert lines["line 1"][1].tolist() == [0.92]  # hollow, for one seed
     assert held(ax)["levels"] == [pytest.approx(0.948)]
-
-
-def test_a_length_has_its_mean() -> None:
-    lengths = {figures.Series("cnn", False): {100: np.array([0.1, 0.2, 0.6])}}
-    ax = drawn(lambda: figures.draw_scaling(lengths), record=False).axes[0]
-    assert next(iter(held(ax)["lines"].values()))[1].tolist() == pytest.approx([0.3])
 
 
 def test_no_seed_of_strokes_is_a_reported_one(run: figures.Run, monkeypatch: pytest.MonkeyPatch) -> None:
