@@ -248,7 +248,7 @@ def bad_checkpoints(experiment: Experiment, good: Path, folder: Path) -> Iterato
     yield folder / "folder"
     wrong = copy.copy(config)
     object.__setattr__(wrong, "dtype", "float7")
-    other = TrainState(state.name, {key: p[..., :-1].copy() for key, p in state.params.items()})
+    other = TrainState(state.name, {key: p[..., :1].copy() for key, p in state.params.items()})  # which would fill all
     other.step, other.history = state.step, state.history
     more = dataclasses.make_dataclass("More", [("depth", int, 3)], bases=(type(config),), frozen=True)
     for name, what in {
@@ -271,6 +271,7 @@ def test_a_file_that_is_no_checkpoint(
     for path in bad:
         line = failure(experiment.script, [*experiment.argv("--resume"), f"--checkpoint={path}"], capsys)
         assert f"{path}" in line
+        assert ("has shape" in line) == (path.name == "of another shape"), line
     (tmp_path / "empty").write_bytes(b"")
     for path in (bad[1], tmp_path / "empty", tmp_path / "missing"):  # with the last two --resume begins
         for name in SCRIPTS:

@@ -225,6 +225,8 @@ BAD: dict[str, tuple[dict[str, bytes], str]] = {
     **{f"a packed folder, {end}": ({f"gzip.{end}": b"x"}, f"gzip.{end} is packed: unpack it first")
        for end in ("zip", "tar", "tgz", "7z", "RAR")},
     "cut": (GOOD | {IMAGES: GOOD[IMAGES][:-1]}, f"{IMAGES} cannot be read"),
+    "too long": (GOOD | {IMAGES: GOOD[IMAGES] + b"x"}, f"{IMAGES} cannot be read"),
+    "255 axes": (GOOD | {IMAGES: GOOD[IMAGES][:3] + b"\xff" + GOOD[IMAGES][4:]}, f"{IMAGES} cannot be read"),
     "empty": (GOOD | {IMAGES: b""}, f"{IMAGES} cannot be read"),
     "cut where it is packed": (GOOD | {IMAGES: gzip.compress(GOOD[IMAGES])[:-9]}, f"{IMAGES} cannot be read"),
     "text": (GOOD | {LABELS: b"<html>404</html>"}, f"{LABELS} cannot be read: it is no IDX file"),

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -137,28 +135,14 @@ def test_a_network_of_another_name_or_with_other_parameters() -> None:
     assert views.predict_scores(model, {"k": np.ones(1)}, np.ones((2, 3, 3, 1), np.float32)).dtype == np.float64
 
 
-@pytest.mark.parametrize("script", [views, digits])
-def test_names_of_models_are_whole_and_known(script: Any) -> None:
-    models = {name: Mock(init_params=lambda rng: {}) for name in ("cnn", "cnn_matched")}
+def test_names_of_models_are_whole_and_known() -> None:
+    models: Any = {name: Mock(init_params=lambda rng: {}) for name in ("cnn", "cnn_matched")}
     for name, model in models.items():
         model.name = name
-    session = script.Session("x", script.Config(), lambda _: models, names="cnn_matched")
+    session = views.Session("x", views.Config(), lambda _: models, names="cnn_matched")
     assert [*session.trained] == ["cnn_matched"]
-    with pytest.raises(script.UsageError, match="'cnm' is not one of cnn, cnn_matched"):
-        script.Session("x", script.Config(), lambda _: models, names=["cnm"])
-
-
-@pytest.mark.parametrize("script", [views, digits])
-def test_a_checkpoint_of_other_shapes_is_refused(script: Any, tmp_path: Path) -> None:
-    """One number would fill an array."""
-    def models(n: int) -> Any:
-        return lambda _: {"m": SimpleNamespace(name="m", init_params=lambda rng: {"beta": np.zeros(n)})}
-
-    state = script.init_state(models(1)(None)["m"], script.Config())
-    state.step = 1
-    script.save_checkpoint(tmp_path / "x", "e", script.Config(), [state])
-    with pytest.raises(script.UserError, match=r"beta of m has shape \(1,\), not \(3,\)"):
-        script.read_checkpoint(tmp_path / "x", "e", script.Config, models(3))
+    with pytest.raises(views.UsageError, match="'cnm' is not one of cnn, cnn_matched"):
+        views.Session("x", views.Config(), lambda _: models, names=["cnm"])
 
 
 OF_VIEWS = {"n_epochs": 10, "n_elev": 1, "n_train_views": 4, "n_per_combo": 3, "batch_size": 10, "lr": 5e-4}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import itertools
 import shutil
 import struct
@@ -673,28 +672,18 @@ def test_files_of_mnists_format_with_names(tmp_path: Path, capsys: Capture) -> N
     assert "cannot read" in fault_of(root)
 
 
-def test_files_of_mnists_format_are_found_where_other_tools_leave_them(tmp_path: Path) -> None:
+def test_files_of_mnists_format_are_one_set_in_whichever_folder(tmp_path: Path) -> None:
+    """Forms of their names and faults in them: test_digit_files.py."""
     plain = sets_of(write_idx(tmp_path / "plain", [1, 2], 32))
     assert plain.train.images.shape[1:] == (32, 32, 1)
-    write_idx(tmp_path / "torch" / "MNIST" / "raw", [1, 2], 32)
-    around = write_idx(tmp_path / "around", [1, 2], 32)
-    for path in list(around.iterdir()):  # a folder of the file's name around the file
-        path.rename(around / "x")
-        path.mkdir()
-        (around / "x").rename(path / path.name)
-    dotted = write_idx(tmp_path / "dotted", [1, 2], 32)
-    for k, path in enumerate(sorted(dotted.iterdir())):
-        path.write_bytes(gzip.compress(path.read_bytes()))
-        path.rename(path.with_name(path.name.replace("-idx", ".idx") + ".gz" * (k % 2)))  # a half under its old name
-    shutil.copytree(around, tmp_path / "both")
-    for path in [*(tmp_path / "both").glob("*/*")]:  # unpacked, and beside it packed
+    raw = write_idx(tmp_path / "torch" / "MNIST" / "raw", [1, 2], 32)
+    for path in [*raw.iterdir()]:  # unpacked, and beside it packed
         path.with_name(f"{path.name}.gz").write_bytes(b"")
-    for root in (tmp_path / "torch", around, dotted, tmp_path / "both"):
-        np.testing.assert_array_equal(sets_of(root).train.images, plain.train.images)
+    np.testing.assert_array_equal(sets_of(tmp_path / "torch").train.images, plain.train.images)
     write_idx(tmp_path / "torch" / "FashionMNIST" / "raw", [1, 2])
     both = (tmp_path / "torch" / name / "raw" / "t10k-images-idx3-ubyte" for name in ("FashionMNIST", "MNIST"))
     assert f"holds several sets, {' and '.join(map(str, both))}: put" in fault_of(tmp_path / "torch")
-    for path in [*(tmp_path / "torch" / "MNIST" / "raw").iterdir()]:
+    for path in raw.glob("*ubyte"):
         path.rename(path.with_name(f"{path.name}.gz"))  # in another folder, so another set
     assert "several sets" in fault_of(tmp_path / "torch")
 
@@ -706,36 +695,17 @@ def test_emnist_is_turned_upright(tmp_path: Path, capsys: Capture) -> None:
     assert "EMNIST's pictures lie on their side and are turned upright" in capsys.readouterr().err
     write_idx(tmp_path / "MNIST" / "EMNIST" / "raw", [1, 2], turned=True)
     np.testing.assert_array_equal(sets_of(tmp_path / "MNIST").train.images, sets.train.images)
-    for name, is_turned in (("EMNIST letters", True), ("tissuemnist", False), ("affinemnist-emnists", False)):
-        own = sets_of(write_idx(tmp_path / name, [1, 2], turned=is_turned))  # by the name of the folder itself
-        assert (own.train.images[own.train.labels == 0][:, :, 6] == 255).all(), name
-    write_idx(tmp_path / "more", [1, 2], prefix="emnist-digits-")
-    for path in (tmp_path / "more").iterdir():
-        path.rename(tmp_path / "emnist" / path.name)
-    assert "several sets" in fault_of(tmp_path / "emnist")
 
 
 def test_damaged_files_of_mnists_format_are_one_line(tmp_path: Path) -> None:
     root = write_idx(tmp_path / "set", [1, 2])
     images, labels = root / "train-images-idx3-ubyte", root / "train-labels-idx1-ubyte"
     whole = images.read_bytes()
-    for content, words in (
-        (whole[:-1], "cannot reshape array of size 9407 into shape (12,28,28)"),
-        (whole + b"x", "cannot reshape array of size 9409 into shape (12,28,28)"),
-        (idx(np.zeros((0, 28, 28), np.uint8)), "has train-images of the shape (0, 28, 28, 1)"),
-        (b"", "cannot be read"),
-        (gzip.compress(whole)[:-9], "cannot be read"),
-        (b"\x00\x00\x0d\x03" + whole[4:], "no IDX file of 8-bit numbers"),
-        (b"<html><body>404</body></html>", "no IDX file of 8-bit numbers"),
-        (whole[:3] + b"\xff" + whole[4:], "cannot be read"),
-    ):
-        images.write_bytes(content)
-        assert words in fault_of(root)
+    images.write_bytes(whole[:-1])
+    assert "cannot reshape array of size 9407 into shape (12,28,28)" in fault_of(root)
+    images.write_bytes(idx(np.zeros((0, 28, 28), np.uint8)))
+    assert "has train-images of the shape (0, 28, 28, 1)" in fault_of(root)
     images.write_bytes(whole)
-    labels.write_bytes(idx(np.zeros(5, np.uint8)))
-    assert "has train-labels of the shape (5,) of uint8, not a whole number or text for each" in fault_of(root)
-    labels.write_bytes(idx(np.zeros(12, np.uint8)))
-    assert "no training pictures of the class 1 that can be read: make FOLDER/CLASS/1.jpg" in fault_of(root)
     labels.unlink()
     assert "has no train-labels: it needs train-images, train-labels and, for a test set," in fault_of(root)
     labels.write_bytes(idx(np.arange(12, dtype=np.uint8) % 2))
