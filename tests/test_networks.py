@@ -154,7 +154,6 @@ LEARNING: list[tuple[Any, ...]] = [
     (views, "capsules", OF_VIEWS | {"loss": "cross-entropy", "em_grad": "stop"}, "familiar_accuracy", 0.45),
     *((views, name, OF_VIEWS, "familiar_accuracy", 0.45) for name in views.MODEL_NAMES),
     *((digits, name, OF_PAIRS, "digit_accuracy", 0.3) for name in digits.MODEL_NAMES),
-    (digits, "capsnet", {**OF_PAIRS, "optimizer": "muon"}, "digit_accuracy", 0.3),
     *((affine, name, OF_TURNED, "val_accuracy", 0.2) for name in affine.MODEL_NAMES),
     *((conv, name, OF_FIELDS, "familiar_accuracy", 0.45) for name in conv.MODEL_NAMES),
 ]
