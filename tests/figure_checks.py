@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from PIL import Image
 
-from recorded import check
+from recorded import check, flat
 from support import figures as support_figures
 from support.figures import DPI, figure_style
 
@@ -141,19 +141,13 @@ def check_held(ax: Any, **expected: Any) -> None:
 
 
 def assert_same(found: Any, expected: Any, where: str) -> None:
-    if isinstance(expected, dict):
-        assert list(found) == list(expected), where
-        for key, value in expected.items():
-            assert_same(found[key], value, f"{where} {key}")
-    elif isinstance(expected, str):
-        assert found == expected, where
-    elif isinstance(expected, (list, tuple)) and any(isinstance(part, (str, list, tuple)) for part in expected):
-        assert len(found) == len(expected), (where, found)
-        for k, (a, b) in enumerate(zip(found, expected, strict=True)):
-            assert_same(a, b, f"{where} {k}")
-    else:
-        np.testing.assert_allclose(np.asarray(found, float), np.asarray(expected, float), rtol=1e-9, atol=1e-9,
-                                   err_msg=where)
+    parts, wanted = dict(flat(found, where)), dict(flat(expected, where))
+    assert list(parts) == list(wanted), where
+    for name, part in wanted.items():
+        if isinstance(part, str):
+            assert parts[name] == part, name
+        else:
+            np.testing.assert_allclose(np.asarray(parts[name], float), part, rtol=1e-9, atol=1e-9, err_msg=name)
 
 
 def cells(ax: Any, rows: int, columns: int, gap: tuple[int, int] = (1, 1)) -> np.ndarray:

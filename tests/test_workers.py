@@ -1,17 +1,15 @@
-"""fast/workers.py: parts of a batch on several threads, and the BLAS beside them; the memory of fast/field_em.py."""
+"""fast/workers.py: parts of a batch on several threads, and the BLAS beside them."""
 
 from __future__ import annotations
 
 import threading
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pytest
 import threadpoolctl
 
 from fast import workers as module
-from fast.field_em import Memory
 from fast.workers import LEAST_PART, SERIAL, Workers, blas_threads, default_threads
 from helpers import GradientError, load, surviving_mutants
 
@@ -137,25 +135,6 @@ def test_as_many_threads_as_processors_and_at_most_four(monkeypatch: pytest.Monk
     monkeypatch.undo()
     for script in THREADED:
         assert load(script).Options().threads == default_threads()
-
-
-def test_memory_is_found_again_by_its_name_its_type_and_its_thread() -> None:
-    memory = Memory()
-
-    def array(*shape: int, name: str = "a", dtype: Any = np.float32) -> np.ndarray:
-        return memory(name, np.dtype(dtype), *shape)
-
-    a = array(3, 4)
-    assert (a.shape, a.dtype) == ((3, 4), np.float32)
-    smaller = array(2, 4)
-    assert smaller.shape == (2, 4)
-    assert smaller.flags.c_contiguous
-    with ThreadPoolExecutor(1) as other:
-        of_other = other.submit(array, 3, 4).result()
-    others = array(3, 4, name="b"), array(3, 4, dtype=np.float64), of_other, array(5, 4)
-    assert np.shares_memory(smaller, a)
-    assert not any(np.shares_memory(other, a) for other in others)
-    assert np.shares_memory(array(3, 4), others[-1])  # a smaller one does not give memory back
 
 
 @pytest.mark.parametrize("n_started", [0, 1, 2])
