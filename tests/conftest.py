@@ -1,4 +1,4 @@
-"""Failures in the modules that tests share show the values, as those in a test do. A run says whether it met MNIST.
+"""Failures in the modules that tests share show the values, as those in a test do.
 
 No test asks the network, finds a person's home folder, or leaves a file where the scripts write by default.
 """
@@ -74,11 +74,3 @@ def _nothing_outside() -> Iterator[None]:
     shutil.rmtree(home, ignore_errors=True)
     left = written_by_default() - before
     assert not left, f"the tests left {', '.join(map(str, left))}"
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    from helpers import MNIST, SMALLNORB
-
-    for name, folder in (("MNIST", MNIST), ("smallNORB", SMALLNORB)):
-        found = f"real files in {folder}" if folder.is_dir() else "absent, its tests are skipped"
-        terminalreporter.write_line(f"{name}: {found} (CAPSULES_DATA names another folder)")

@@ -1,4 +1,4 @@
-"""README.md and docs/*.md as GitHub's own parser renders them: no raw Markdown, no dead relative link or anchor."""
+"""The pages as GitHub's own parser renders them: no raw Markdown, no dead relative link or anchor."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from smallnorb_novel_viewpoint import parse
 from support.experiment import load_script, script_path
 from support.statistics import read_comparison
 
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *(page for room in ("docs", "lesson") for page in sorted((ROOT / room).glob("*.md")))]
 RAW_MARKDOWN = re.compile(r"\*\*|`|\]\(|\]: http|!\[|^\s*#+ |\|\s*:?-+:?\s*\||\\[a-zA-Z]+|^\s*\|.*\|\s*$", re.MULTILINE)
 
 
@@ -115,7 +115,7 @@ COMMAND = re.compile(r"\bpython3? (?:-m )?([\w./]+)((?:[ \t]|\\\n)[^`#\n]*(?:\\\
 def flags_on_pages() -> list[tuple[str, str, str]]:
     """Script, flag and page of every flag of a command in the text, the tables and the blocks of the pages."""
     found = set()
-    for page in [*PAGES, *sorted((ROOT / "lesson").glob("*.md"))]:
+    for page in PAGES:
         for name, rest in COMMAND.findall(page.read_text(encoding="utf-8")):
             script, *others = str(rest).split(" -- ")
             parts = [(name, script), *((word, other) for other in others for word in script.split()[:1])]
