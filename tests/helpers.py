@@ -93,33 +93,6 @@ def check_gradient(
                 raise GradientError(f"{name}: slope {numeric:.12g}, but the gradient says {analytic:.12g}")
 
 
-def check_pair(
-    forward: Callable[..., Any],
-    backward: Callable[..., Any],
-    inputs: Mapping[str, Array],
-    rng: np.random.Generator,
-    of: Callable[..., Any] | None = None,
-    **options: Any,
-) -> None:
-    """Compare ``backward(doutput, ..., cache)`` with the differences of ``forward(**inputs) -> (output, ..., cache)``.
-
-    It gives the gradients of the inputs in their order, or by their names. ``of``: what it differentiates instead of
-    ``forward``, with the same outputs, where a policy holds something constant.
-    """
-    *outputs, cache = forward(**inputs)
-    upstream = [rng.standard_normal(out.shape) for out in outputs]
-    grads = backward(*upstream, cache)
-    if not isinstance(grads, dict):
-        grads = dict(zip(inputs, grads if isinstance(grads, tuple) else (grads,), strict=True))
-
-    def f(**changed: Array) -> float:
-        outputs = (of or forward)(**changed)
-        return sum(float(np.vdot(dout, out)) for dout, out in zip(upstream, outputs, strict=False))
-
-    assert f(**inputs) == pytest.approx(sum(map(np.vdot, upstream, outputs)), rel=1e-9)
-    check_gradient(f, inputs, grads, rng, **options)
-
-
 # --- Mutants: does the check see a wrong sign? ------------------------------------------------------------------------
 
 SWAPS: dict[type[ast.operator], type[ast.operator]] = {
