@@ -1616,6 +1616,10 @@ def test_a_link_at_the_end_of_a_sentence_is_whole(page: Any) -> None:
     for text in (whole, "x=5", "routing", "hide=cnn"):
         for end in (".", ",", ";", ":", ")", "!", ").", '"', "”", "'", ">", "%3E", "]", "**", "%20", "&gt;"):
             assert page.execute_script("restore(arguments[0]); return link.damaged", text + end) is False, text + end
+    for end in ("”", "’.", "»", "…", "\u200b", "\u00a0"):  # which an address holds encoded
+        page.execute_script("location.hash = 'x=1'; location.hash = arguments[0]", whole + end)
+        settled(page, lambda: page.execute_script("return drawing.example") == 4)
+        assert page.execute_script("return [link.damaged, stateText()]") == [False, whole], end
     once = urllib.parse.quote(whole, safe="")
     for encoded in (
         once, whole.replace("&", "&amp;"), whole.replace(",", "%2C"), whole.replace("&", "%26"), f"%23{whole}",
