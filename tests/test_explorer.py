@@ -1585,6 +1585,8 @@ def test_a_link_pasted_while_the_page_scrolls_shows_its_heading(size: tuple[int,
         (lambda text: "hide=none", "damaged or incomplete. “hide” takes tour, answers, cnn, ", 0),
         (lambda text: "viewpiont", "damaged or incomplete.", 0),
         (lambda text: f"={text.split('=', 2)[2]}", "damaged or incomplete.", 4),
+        (lambda text: text.partition("&")[2], "damaged or incomplete.", 4),
+        (lambda text: text[text.index("&o=") + 1 :], "damaged or incomplete.", 4),
     ],
 )
 def test_a_damaged_link_says_so_and_stays(

@@ -1652,7 +1652,7 @@ function restore(text = location.hash.slice(1), isPasted = false) {
   link.copied = null;
   $("copied").hidden = true;
 
-  const isCut = state.has("v") && checksum(text.replaceAll(/%2c/gi, ",").split("&z=")[0]) !== state.get("z");
+  const isCut = (state.has("v") || state.has("z")) && checksum(text.replaceAll(/%2c/gi, ",").split("&z=")[0]) !== state.get("z");
   link.damaged = isOther || isCut || wrong.length > 0;
   $("failure").hidden = !link.damaged;
   $("failure").textContent = isOther
