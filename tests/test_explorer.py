@@ -2498,7 +2498,8 @@ def test_a_touch_as_wide_as_a_palm_draws_nothing(page: Any) -> None:
 
 @pytest.mark.parametrize(
     ("pasted", "heading"), [("only=em", "em"), ("only=routing,em&hide=cnn,tray", "routing"), ("x=7", "digits"),
-    ("s=em&only=routing", "routing"), ("s=numbers&only=digits,em", "digits")]
+    ("s=em&only=routing", "routing"), ("s=numbers&only=digits,em", "digits"), ("only=em,routing", "routing"),
+    ("s=digits&only=viewpoint,routing", "routing")]
 )
 def test_a_link_without_a_section_begins_where_what_it_shows_does(pasted: str, heading: str, page: Any) -> None:
     page.execute_script("restore('s=numbers'); scrollTo(0, 1e6); location.hash = arguments[0]", pasted)

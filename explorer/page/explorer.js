@@ -1646,9 +1646,10 @@ function restore(text = location.hash.slice(1), isPasted = false) {
   view.elevation = read("h", decimal(-30, 80), part.opening.elevation);
   selectObject(read("o", whole(0, part.classes.length - 1), part.opening.object));
   wrong.push(...[...state.keys()].filter((key) => !KEYS.includes(key)));
-  const first = isPasted ? lesson.only[0] ?? SECTIONS[0] : null; // where what it shows begins
+  const shown = SECTIONS.find((id) => !$(id).classList.contains("away")); // the order of "only" is the link's
+  const first = isPasted ? shown : null; // where what it shows begins
   const asked = read("s", (word) => (SECTIONS.includes(word) ? word : null), first);
-  const section = asked && $(asked).classList.contains("away") ? lesson.only[0] : asked;
+  const section = asked && $(asked).classList.contains("away") ? shown : asked;
   link.copied = null;
   $("copied").hidden = true;
 
