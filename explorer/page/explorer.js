@@ -497,6 +497,7 @@ function updateDigits() {
   $("stroke-time").textContent = `${(performance.now() - start).toFixed(0)} ms`;
   digits.cnn = Networks.cnnPool(models.pool, about.digits.config, digits.image);
   digits.width = strokeWidth(digits.image);
+  digits.ink = digits.image.reduce((a, b) => a + b, 0);
   updateAnswer();
   paint($("seen"), [digits.image], [WHITE], SIDE);
 }
@@ -538,7 +539,7 @@ function shareOf([first, second], image) {
 // Those of lengths were chosen for as many iterations as in training; after others the two longest are the answer.
 const isRuled = () => shownIteration() === about.digits.config.iterations;
 function found({ lengths }) {
-  const { explains, least, explained, widest } = about.digits.naming;
+  const { explains, least, explained, widest, most } = about.digits.naming;
   const two = digits.share >= explains && !digits.small.length;
   digits.explained = explainedBy(two ? digits.recon : digits.recon.slice(0, 1), digits.image);
   digits.reasons = [
@@ -546,6 +547,7 @@ function found({ lengths }) {
     isRuled() && lengths[digits.named[0]] < least && `the longest capsule has length ${lengths[digits.named[0]].toFixed(3)}, less than ${least}`,
     isRuled() && digits.explained < explained && `what the capsules redraw explains ${signed(100 * digits.explained, 1).replace("+", "")}\u00a0% of the image, less than ${percent(explained)}`,
     digits.width > widest && `the strokes of the small image are ${digits.width.toFixed(1)} pixels wide (twice area over outline), more than ${widest}`,
+    digits.ink > most && `the small image holds as much ink as ${digits.ink.toFixed(1)} white pixels, more than ${most}`, // a canvas that is scribbled over
   ].filter(Boolean);
   if (isEmpty() || digits.reasons.length) return [];
   return digits.named.slice(0, two || (!isRuled() && !digits.small.length) ? 2 : 1);
@@ -1365,7 +1367,7 @@ function showNumbers() {
   }
   const { nTest, naming } = about.digits;
   $("naming").textContent = `The network was trained on pairs alone, and some capsule is always the second longest. So the page redraws the longest one's digit, and then the second's too. A second digit is found only where that removes at least ${percent(naming.explains)} of the squared error that is left.`
-    + ` There are four reasons to find no digit at all. The drawing is smaller than half a digit of the training, ${LEAST_BOX} pixels. The longest capsule is below ${naming.least}, less than ${percent(naming.explained)} of the image is explained, or strokes are wider than ${naming.widest} pixels.`
+    + ` There are five reasons to find no digit at all. The drawing is smaller than half a digit of the training, ${LEAST_BOX} pixels. The longest capsule is below ${naming.least}, or less than ${percent(naming.explained)} of the image is explained. Strokes are wider than ${naming.widest} pixels, or there is more ink than ${naming.most} white pixels.`
     + ` All but the first were chosen on ${thousands(naming.nChoice)} pairs of training digits, one laid over the other, and as many single ones. Of ${thousands(nTest)} test images of one digit they give one digit, right or wrong, in ${percent(naming.one)}. Of ${thousands(nTest)} of two they give two in ${percent(naming.two)}.`;
   $("naming").append(ofCnn(" These rules are the page's own, and for the capsules alone. The CNN has none: its two likeliest digits stand there even where nothing is drawn but a dot."));
   const { run } = about.digits;
