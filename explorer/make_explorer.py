@@ -42,6 +42,7 @@ from support.experiment import ROOT, load_checkpoint, require_writable
 from support.figures import DATASET_NAMES, load_finished, settings_in, with_reported_seed, write_if_changed
 from support.results import git_commit
 from support.statistics import describe_sample
+from visualize_multimnist_capsnet import MEDIAN_OF
 
 Array = np.ndarray
 Params = dict[str, Array]
@@ -267,17 +268,10 @@ def run_of(config: Any, data_name: str) -> dict[str, Any]:
     }
 
 
-def study(path: Path, config: Any, names: Sequence[str], metric: str) -> dict[str, Any] | None:
-    """How capsules and a CNN do in the runs of many seeds in ``path``: the mean of each, and their difference with its
-    95 % interval. None where there are no such runs of the page's configuration."""
-    if not (runs := with_reported_seed(path, names[0], metric, config, {"seed"})[2]):
-        return None
-    return compared(*([run["models"][name][metric] for run in runs] for name in names))
-
-
 def registered_of_digits() -> dict[str, Any]:
-    """The same of the registered comparisons on overlapping digits, at the settings that the searches chose:
-    ``composites``, capsules with a CNN, and ``iterations``, three of routing as ``capsules`` with one as ``cnn``."""
+    """The registered comparisons on overlapping digits of MNIST, with the settings that the searches chose, each as
+    ``compared``: ``composites``, capsules with a CNN, and ``iterations``, three of routing as ``capsules`` with one as
+    ``cnn``."""
     found = {}
     for name, sides in {"composites": DIGIT_MODELS, "iterations": ("three", "one")}.items():
         path = RESULTS / multimnist.EXPERIMENT / f"registered_{name}_48000.json"
@@ -290,6 +284,7 @@ def registered_of_digits() -> dict[str, Any]:
 
 
 def compared(capsules: Sequence[float], cnn: Sequence[float]) -> dict[str, Any]:
+    """How capsules and a CNN do: the mean of each over seeds, and their difference with its 95 % interval."""
     difference = describe_sample(np.subtract(capsules, cnn).tolist())
     return difference | {"capsules": float(np.mean(capsules)), "cnn": float(np.mean(cnn))}
 
@@ -336,11 +331,8 @@ def digits_part(config: Any, states: Mapping[str, Any], data: multimnist.Data, t
         is_right = {name: (np.sort(multimnist.top_labels(s, 2)) == pairs).all(axis=1) for name, s in scores.items()}
         naming = one_or_two(config, params["capsnet"], data, workers)
     in_tray = tray(is_right)
-    studied = dataclasses.replace(config, dataset="auto")  # as in the results: any
-    composites = RESULTS / multimnist.EXPERIMENT / f"composites_{config.n_train * config.n_epochs}.json"
     about = {
         "run": run_of(config, data.name),
-        "study": study(composites, studied, DIGIT_MODELS, "set_accuracy") if data.name == "mnist" else None,
         "nTest": len(data.test.labels),
         "accuracies": rows,
         "evenAccuracy": even_accuracy,
@@ -451,7 +443,9 @@ def page_of(about: Mapping[str, Any], weights: str) -> bytes:
     page = (TEMPLATE / "explorer.html").read_text(encoding="utf-8")
     for name in ("explorer.css", "networks.js", "explorer.js"):
         page = page.replace(f"{{{{{name}}}}}", (TEMPLATE / name).read_text(encoding="utf-8"))
-    about = {**about, "registered": registered_of_digits(), "pageCommit": git_commit("explorer/page")}
+    is_mnist = about["digits"]["run"]["dataset"] == DATASET_NAMES["mnist"]
+    about = {**about, "registered": registered_of_digits() if is_mnist else {},
+             "pageCommit": git_commit("explorer/page")}
     described = json.dumps(about, separators=(",", ":")).replace("</", "<\\/")
     return page.replace("{{about}}", described).replace("{{weights}}", weights).encode()
 
@@ -512,8 +506,8 @@ def measured_again(about: Mapping[str, Any], weights: str, data_dir: Path | None
     }
     again: dict[str, Any] = {**about, "measuredCommit": git_commit()}
     for name, part in parts.items():
-        again[name] = {**part.about, "tensors": about[name]["tensors"], "offset": about[name]["offset"],
-                       "run": about[name]["run"], "study": about[name]["study"]}
+        again[name] = part.about | {key: about[name][key] for key in ("tensors", "offset", "run", "study")
+                                    if key in about[name]}
         for row, old in zip(again[name]["accuracies"], about[name]["accuracies"], strict=True):
             row |= {key: old[key] for key in ("before", "changed") if key in old}
     return again
@@ -527,6 +521,7 @@ def load_digits(path: Path | None, data_dir: Path | None, threads: int) -> Part:
     data = multimnist.make_data(dataclasses.replace(config, n_val=None))
     config = multimnist.resolve_auto(config, data)
     if not states:
+        config = with_reported_seed(*MEDIAN_OF, config, ())[0]
         print_message(f"{multimnist.EXPERIMENT}: no --multimnist, so two networks are trained first: 2 to 6 minutes")
         states = multimnist.train_all(config, data, RunOptions(threads=threads), names=DIGIT_MODELS)
     return digits_part(config, states, data, threads)

@@ -23,12 +23,11 @@ Capture = pytest.CaptureFixture[str]
 Patch = pytest.MonkeyPatch
 
 
-def test_a_study_of_mnist_is_not_shown_of_other_digits(checkpoints: tuple[Path, Path], monkeypatch: Patch) -> None:
-    monkeypatch.setattr(explorer, "study", lambda *_: "of MNIST")
-    config, states = explorer.load_checkpoint(digits, checkpoints[0])
-    data = digits.make_data(dataclasses.replace(config, n_val=None))
-    for name, shown in (("custom", None), ("mnist", "of MNIST")):
-        assert explorer.digits_part(config, states, data._replace(name=name), 1).about["study"] == shown
+def test_comparisons_on_mnist_are_not_shown_of_other_digits(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(explorer, "registered_of_digits", lambda: {"composites": "of MNIST"})
+    for name, shown in (("custom", {}), ("strokes", {}), ("mnist", {"composites": "of MNIST"})):
+        page = explorer.page_of({"digits": {"run": explorer.run_of(digits.Config(), name)}}, "").decode()
+        assert json.loads(embedded(page, "about"))["registered"] == shown
 
 
 def stop(config: Any) -> None:

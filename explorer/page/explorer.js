@@ -961,8 +961,7 @@ function setUpAnswer() {
   $("better").replaceChildren(`On ${thousands(about.digits.nTest)} test images, each of two ${about.digits.run.dataset} digits, the capsules classify both digits correctly in `, bold(capsulesPart),
     ". The CNN with pooling has as many parameters as the capsules with their decoder, and does so in ", bold(cnnPart),
     `: here ${capsules === cnn ? "both are as good" : capsules > cnn ? "the capsules are better" : "the CNN is better"}. `, about.registered.composites
-      ? `Over ${about.registered.composites.n} trainings of each, registered beforehand and with settings of a search, the means are ${studyText(about.registered.composites)}` : about.digits.study
-      ? `Over ${about.digits.study.n} exploratory trainings of each, with different seeds, the means are ${studyText(about.digits.study)}`
+      ? `Over ${about.registered.composites.n} trainings of each, registered beforehand and with settings of a search, the means are ${studyText(about.registered.composites)}`
       : "This is one training of each; the repository has many.");
 }
 
