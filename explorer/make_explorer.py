@@ -330,6 +330,8 @@ def digits_part(config: Any, states: Mapping[str, Any], data: multimnist.Data, t
         pairs = np.sort(data.test.labels)
         is_right = {name: (np.sort(multimnist.top_labels(s, 2)) == pairs).all(axis=1) for name, s in scores.items()}
         naming = one_or_two(config, params["capsnet"], data, workers)
+        seen = evidence(config, params["capsnet"], data.test.images, naming["explains"], workers)
+    is_right["capsnet"] &= n_found(naming, seen) == 2  # as the page answers
     in_tray = tray(is_right)
     about = {
         "run": run_of(config, data.name),

@@ -50,8 +50,9 @@ def test_without_a_checkpoint_the_objects_are_drawn_shapes(monkeypatch: Patch) -
 
 def test_accuracies_are_printed_before_and_after_rounding(tmp_path: Path, monkeypatch: Patch, capsys: Capture) -> None:
     row = {"model": "capsules", "metric": "held_out_accuracy", "before": 0.75, "after": 0.7}
+    part = explorer.Part({"accuracies": [row], "run": {"dataset": "x"}}, {})
     for loader in ("load_viewpoint", "load_digits"):
-        monkeypatch.setattr(explorer, loader, lambda *_: explorer.Part({"accuracies": [row]}, {}))
+        monkeypatch.setattr(explorer, loader, lambda *_: part)
     assert explorer.main([f"--out={tmp_path / 'page.html'}"]) == 0
     words = capsys.readouterr().out.splitlines()[0].split()
     assert words == ["capsules", "held_out_accuracy", "0.7500,", "rounded", "0.7000"]
@@ -59,7 +60,8 @@ def test_accuracies_are_printed_before_and_after_rounding(tmp_path: Path, monkey
 
 def test_a_page_names_the_commit_of_its_text_style_and_scripts(monkeypatch: Patch) -> None:
     monkeypatch.setattr(explorer, "git_commit", lambda *others: [*others])
-    assert json.loads(embedded(explorer.page_of({}, "").decode(), "about"))["pageCommit"] == ["explorer/page"]
+    page = explorer.page_of({"digits": {"run": {"dataset": "x"}}}, "").decode()
+    assert json.loads(embedded(page, "about"))["pageCommit"] == ["explorer/page"]
 
 
 def test_the_recording_has_the_frames_a_second_and_the_preview_that_are_asked_for(
