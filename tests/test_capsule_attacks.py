@@ -655,6 +655,18 @@ def test_a_result_says_how_many_images_were_attacked() -> None:
     assert (result["config"]["n_attack"], result["n_both"]) == (3, 2)
 
 
+def test_accuracies_of_both_are_those_of_the_images_that_every_network_classifies_correctly() -> None:
+    clean = {"capsules": [True, True, False, True, False], "cnn": [True, False, False, True, True]}
+    under = {"capsules": [False, True, False, True, False], "cnn": [True, False, False, True, True]}
+    states = {name: views.TrainState(name, {}) for name in clean}
+    found = {name: attacks.Found(np.array(clean[name]), {"fgsm": np.array([under[name]])}, [{20: 0.5}])
+             for name in states}
+    result = m.make_result(m.Config(epsilons=(0.1,)), states, found, SimpleNamespace(name="shapes"))
+    assert result["n_both"] == 2
+    of_both = {name: kinds["fgsm"] for name, kinds in result["attack_of_both"].items()}
+    assert of_both == {"capsules": {"0": 1.0, "0.1": 0.5}, "cnn": {"0": 1.0, "0.1": 1.0}}
+
+
 def test_the_tables_of_a_run() -> None:
     kinds = {"fgsm": {"0": 0.9, "0.1": 0.8}, "gradients": {"0": 0.9, "0.1": 0.7}, "worst_case": {"0": 0.9, "0.1": 0.6}}
     result: dict[str, Any] = {
