@@ -162,7 +162,9 @@ def test_moments_of_dead_units_do_not_become_subnormal(step: Any) -> None:
     for key in grads:
         assert (state.m[key][dead[key]] == 0).all()
         assert (state.v[key][dead[key]] == 0).all()
-        assert (state.m[key][~dead[key]] != 0).all()
+        alive = np.abs(state.m[key][~dead[key]])
+        assert (alive != 0).all()
+        np.testing.assert_allclose(alive, alive.max(), rtol=1e-4)  # whether their gradients are 1 or -1
 
 
 @pytest.mark.parametrize("shape", [(60, 7), (7, 60), (9, 9)])
