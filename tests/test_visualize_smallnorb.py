@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from matplotlib import colormaps
 from matplotlib.colors import to_rgba
+from matplotlib.patches import Rectangle
 
 import make_smallnorb_novel_viewpoint_gif as animation
 import smallnorb_novel_viewpoint as experiment
@@ -299,8 +300,12 @@ def test_poses_stand_beside_the_image_by_true_class_and_class_capsule(run: figur
     for b, ax in enumerate(axes):
         poses = cells(ax, 5, 6, gap=(9, 2))[:, 1:, 4:32:8, 4:32:8]
         np.testing.assert_allclose(poses, entries[:, b], atol=0.5 / 63 + 1e-6)
-        framed = [patch.get_edgecolor() for patch in ax.patches if patch.get_linewidth() > 2]
-        assert framed == [to_rgba(figures.RIGHT if j == k else figures.WRONG) for k, j in enumerate(answers[:, b])]
+        frames = [patch for patch in ax.patches if isinstance(patch, Rectangle) and patch.get_linewidth() > 2]
+        colours = [to_rgba(figures.RIGHT if j == k else figures.WRONG) for k, j in enumerate(answers[:, b])]
+        assert [frame.get_edgecolor() for frame in frames] == colours
+        # Beside the image, in steps of a picture's 32 pixels and the gap.
+        corners = [((1 + j) * (32 + 2) - 0.5, k * (32 + 9) - 0.5) for k, j in enumerate(answers[:, b])]
+        assert [frame.get_xy() for frame in frames] == corners
 
 
 def test_twenty_shapes_and_two_of_them_from_both_ranges() -> None:
