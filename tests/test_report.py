@@ -172,6 +172,9 @@ def test_a_row_has_the_numbers_of_its_model() -> None:
     only = {"a": models["a"] | {"x": describe_sample([0.3])}, "b": models["b"]}  # a metric that one of them has
     table = rows_table([{"headline": "k", "settings": {"default": {"models": only, "runs": [{}]}}}], {"metrics": "x,k"})
     assert [line.split()[7:] for line in table.splitlines()[2:]] == [["0.300", "|", "0.100", "|"], ["|", "0.900", "|"]]
+    wide = {"a": {"n_params": 1, "k": {"n": 5, "mean": 0.5, "sd": 0.2, "low": 0.25, "high": 0.75}}}
+    table = rows_table([{"headline": "k", "settings": {"default": {"models": wide, "runs": [{}] * 5}}}], {})
+    assert table.splitlines()[2].endswith("| 0.500 ± 0.250 |")  # half of the interval
     entry = {"models": models, "runs": [{}], "failures": [{"seed": 1, "error": "x"}]}  # one of two seeds is lost
     table = rows_table([{"headline": "k", "seeds": [0, 1], "settings": {"kind=x": entry}}], {})
     assert table.splitlines()[3].split()[1::2] == ["b", "1", "kind=x", "1", "0.900"]
