@@ -276,6 +276,11 @@ def test_train_and_test_strokes_are_disjoint_streams(monkeypatch: pytest.MonkeyP
         assert not np.array_equal(getattr(again, part), getattr(others, part))
 
 
+def test_classes_of_strokes_are_as_even_as_their_number_allows() -> None:
+    assert np.bincount(some_strokes()[1]).tolist() == [300] * 10
+    assert sorted(np.bincount(stroke_digits.stroke_digits(np.random.default_rng(1), 23)[1])) == [2] * 7 + [3] * 3
+
+
 def accuracy_of_class_means(images: np.ndarray, labels: np.ndarray) -> float:
     """Of the nearest of the class means of 1,500 strokes."""
     strokes, classes = some_strokes()
