@@ -301,10 +301,12 @@ def registered_study(path: Path, config: smallnorb.Config) -> dict[str, Any] | N
     return compared(*sides)
 
 
-def tray(is_right: Mapping[str, Array]) -> Array:
-    """The first test composites after the page's examples that one of the two models alone gets right, in turn."""
+def tray(is_right: Mapping[str, Array], is_two: Array) -> Array:
+    """The first test composites after the page's examples that one of the two models alone gets right, in turn; of the
+    capsules' those in which the page finds two digits."""
     capsules, cnn = is_right["capsnet"][N_EXAMPLES:], is_right["cnn_pool"][N_EXAMPLES:]
-    alone = [N_EXAMPLES + np.flatnonzero(found)[:N_TRAY] for found in (capsules & ~cnn, cnn & ~capsules)]
+    alone = [N_EXAMPLES + np.flatnonzero(found)[:N_TRAY]
+             for found in (capsules & ~cnn & is_two[N_EXAMPLES:], cnn & ~capsules)]
     n = min(map(len, alone))
     return np.stack([indices[:n] for indices in alone], axis=1).ravel()
 
@@ -331,8 +333,7 @@ def digits_part(config: Any, states: Mapping[str, Any], data: multimnist.Data, t
         is_right = {name: (np.sort(multimnist.top_labels(s, 2)) == pairs).all(axis=1) for name, s in scores.items()}
         naming = one_or_two(config, params["capsnet"], data, workers)
         seen = evidence(config, params["capsnet"], data.test.images, naming["explains"], workers)
-    is_right["capsnet"] &= n_found(naming, seen) == 2  # as the page answers
-    in_tray = tray(is_right)
+    in_tray = tray(is_right, n_found(naming, seen) == 2)
     about = {
         "run": run_of(config, data.name),
         "nTest": len(data.test.labels),

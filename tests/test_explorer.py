@@ -215,8 +215,11 @@ def test_a_page_of_held_out_elevations_says_so(monkeypatch: pytest.MonkeyPatch) 
 
 def test_the_tray_has_pictures_of_both_kinds_in_turn() -> None:
     is_right = {name: np.random.default_rng(k).uniform(size=400) < 0.6 for k, name in enumerate(explorer.DIGIT_MODELS)}
-    indices = explorer.tray(is_right)
+    is_two = np.random.default_rng(5).uniform(size=400) < 0.5
+    indices = explorer.tray(is_right, is_two)
     assert len(indices) == 2 * explorer.N_TRAY
+    assert is_two[indices[::2]].all()
+    assert not is_two[indices[1::2]].all()
     assert indices.min() >= explorer.N_EXAMPLES
     for k, index in enumerate(indices):
         assert [is_right[name][index] for name in explorer.DIGIT_MODELS] == [k % 2 == 0, k % 2 == 1]
