@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -86,7 +87,7 @@ def flat(thing: Any, name: str = "") -> Iterator[tuple[str, str | np.ndarray]]:
 
 
 def of_figure(fig: Figure) -> dict[str, Any]:
-    """What a figure shows, without what depends on fonts: data, colours, words, named ticks and the room for axes."""
+    """What a figure shows, without what depends on fonts: data, colours, names, named ticks and the room for axes."""
     axes = [artist for artist in fig.findobj(Axes) if artist.get_visible()]
     engine: Any = fig.get_layout_engine()
     room = [*fig.get_size_inches(), *engine.get().get("rect", ())] if engine else []
@@ -94,12 +95,17 @@ def of_figure(fig: Figure) -> dict[str, Any]:
             **{str(k): of_axes(ax) for k, ax in enumerate(axes)}}
 
 
+def said(text: str) -> str:
+    """A name as it stands; of a longer text its numbers alone, so that it may be worded anew."""
+    return text if len(text.split()) <= 5 else " ".join(re.findall(r"[-+−]?\d[\d.,]*", text))
+
+
 def of_axes(ax: Any) -> dict[str, Any]:
     found = of_artists([artist for artist in ax.get_children() if not isinstance(artist, Spine)], ax)
     if ax.get_adjustable() == "box" or ax.get_aspect() == "auto":  # or limits follow the room that fonts leave
         found |= {"x limits": [*ax.get_xlim()], "y limits": [*ax.get_ylim()]}
     titles, shape = [ax.get_title(at) for at in ("left", "right")], f"{ax.get_aspect()} {ax.get_box_aspect()}"
-    words = ["", ax.get_xlabel(), ax.get_ylabel(), *titles, ax.get_xscale(), ax.get_yscale(), shape]
+    words = ["", *map(said, [ax.get_xlabel(), ax.get_ylabel(), *titles]), ax.get_xscale(), ax.get_yscale(), shape]
     found["words"] += "|".join(words)
     if place := ax.get_subplotspec():
         found["place"] = np.array(place.get_geometry())
@@ -136,7 +142,7 @@ def of_artists(artists: Iterable[Artist], owner: Any) -> dict[str, Any]:
         if not artist.get_visible() or artist is owner.patch:
             continue
         if isinstance(artist, Text):
-            words.append(artist.get_text() + "*" * (artist.get_fontweight() == "bold"))
+            words.append(said(artist.get_text()) + "*" * (artist.get_fontweight() == "bold"))
             colours.append(artist.get_color())
             if artist.get_text() and artist in owner.texts and artist is not getattr(owner, "_supxlabel", None):
                 place("words", [artist.get_position(), getattr(artist, "xy", (0, 0))])
