@@ -762,7 +762,7 @@ def resolve_dataset(choice: str, rng: np.random.Generator, data_dir: Path | None
                 raise
             rule = "!" * 100
             print_message(
-                f"{rule}\nWARNING: this run does NOT use MNIST but generated digits (strokes).\n"
+                f"{rule}\nWARNING: this run does NOT use MNIST but drawn digits (strokes).\n"
                 f"Its figures do not compare with those on MNIST. Reason: {error}\n{rule}"
             )
     draw = from_data("stroke_digits").stroke_digits
@@ -1488,7 +1488,7 @@ class CapsNetConfig(Settings):
     """Digits, networks and training, for every experiment that trains these networks. [Sabour 2017, sec. 4 to 6]"""
 
     dataset: str = setting("auto", ("auto", "mnist", "strokes"), "Use these digits. auto is MNIST if it is there or can"
-        " be downloaded, else strokes: generated digits.", usual=True, group="data")
+        " be downloaded, else strokes: drawn digits.", usual=True, group="data")
     data_dir: Path | None = setting(None, FOLDER, "Folder of the four MNIST files, or of others of their format.",
         "the cache, where they are downloaded to", usual=True)
     n_train: int = setting(12_000, int_in(1, 10**8), "Train on N composites in each epoch, rounded down to whole"

@@ -90,7 +90,7 @@ class Config(Settings):
     """One run. Where --n-epochs is given and --cnn-epochs is not, it holds for both models."""
 
     dataset: str = setting("shapes", ("shapes", "voxels", *STEREO_SETS, *DIGIT_SETS), "Attack drawn shapes, the"
-        " write-up's objects, the smallNORB files, toys in their format, MNIST or generated digits.", usual=True,
+        " write-up's objects, the smallNORB files, toys in their format, MNIST or drawn digits.", usual=True,
         group="data")
     data_dir: Path | None = setting(None, FOLDER, "Folder of the six smallNORB files, or of the four of MNIST.",
         usual=True)

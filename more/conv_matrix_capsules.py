@@ -97,7 +97,7 @@ VIEW_FIELDS = {field.name for field in dataclasses.fields(Viewpoints)} - {"datas
 class Config(Viewpoints):
     """One run. Where --n-epochs is given and --cnn-epochs is not, it holds for both models."""
 
-    dataset: str = setting("auto", (*DIGIT_SETS, *VIEW_SETS), "Use MNIST; strokes: generated digits; auto: MNIST if it"
+    dataset: str = setting("auto", (*DIGIT_SETS, *VIEW_SETS), "Use MNIST; strokes: drawn digits; auto: MNIST if it"
         " is there or can be downloaded, else strokes; or views: the write-up's objects, shapes that the seed draws,"
         " the smallNORB files, or toys, which the seed draws in their format, in about a minute, into the cache.",
         usual=True, group="data")

@@ -223,7 +223,7 @@ def draw_table_2(ours: Mapping[str, Mapping[str, Array]]) -> Figure:
     """Errors as bars: the paper's on the left, ours with their intervals on the right."""
     n = max(len(values) for models in ours.values() for values in models.values())
     text = (
-        "[Hinton 2018, table 2]: smallNORB, one network of each kind; here: generated toys, networks of equal size,"
+        "[Hinton 2018, table 2]: smallNORB, one network of each kind; here: drawn toys, networks of equal size,"
         f"\nmeans and 95 % intervals of {n} sets of toys; both where the errors on familiar viewpoints are the same"
     )
     fig = make_figure(3.9, "Errors on novel viewpoints, the paper's and ours", text)

@@ -80,12 +80,12 @@ LENET = ModelStyle("LeNet-5", "LeNet-5", PURPLE, "D")
 
 DATASET_NAMES = {  # by the "dataset" of a result
     "mnist": "MNIST",
-    "strokes": "generated strokes, not MNIST",
+    "strokes": "drawn digits, not MNIST",
     "custom": "files of --data-dir",
     "voxels": "the write-up's objects",
     "shapes": "drawn shapes",
     "smallnorb": "smallNORB",
-    "toys": "generated toys, not smallNORB",
+    "toys": "drawn toys, not smallNORB",
 }
 
 

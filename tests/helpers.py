@@ -285,7 +285,7 @@ def smallest(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @functools.cache
 def strokes() -> digits.Digits:
-    """600 generated digits to train on, 300 to test on."""
+    """600 drawn digits to train on, 300 to test on."""
     train, test = (stroke_digits(np.random.default_rng(k), n) for k, n in ((0, 600), (1, 300)))
     return digits.Digits("strokes", *train, *test)
 

@@ -1,4 +1,4 @@
-"""multimnist_capsnet: composites, routing's invariants, training, files, command line, on generated strokes."""
+"""multimnist_capsnet: composites, routing's invariants, training, files, command line, on drawn digits."""
 
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ def test_a_run_is_not_resumed_on_other_digits(
     monkeypatch.setattr(m, "STROKE_COUNTS", (60, 60))
     monkeypatch.setattr(m, "load_mnist", absent)
     assert script.main(argv) == 0
-    assert "generated digits" in capsys.readouterr().err
+    assert "drawn digits" in capsys.readouterr().err
     monkeypatch.setattr(m, "load_mnist", lambda *_: strokes()._replace(name="mnist"))
     line = failure(script, [*argv, "--resume"], capsys)
     assert line == f"error: {tmp_path / 'c'} was made with --dataset strokes, not mnist\n"

@@ -1,4 +1,4 @@
-"""The figures and the animation of the convolutional matrix capsules, on trainings of seconds with generated digits."""
+"""The figures and the animation of the convolutional matrix capsules, on trainings of seconds with drawn digits."""
 
 from __future__ import annotations
 
