@@ -42,7 +42,7 @@ from evidence.report import read_result
 from fast.workers import n_processors
 from smallnorb_novel_viewpoint import Parser, UserError, int_in, one_line, path_of, print_message, script, write_file
 from support.experiment import ROOT, RUN_FLAGS, code_files, parse_flags, require_writable, run_command, script_path
-from support.result_tables import paired_table, rows_table, seeds_table
+from support.result_tables import metrics_table, paired_table, rows_table, seeds_table
 from support.results import environment, git_commit, parse_json, save_result
 from support.statistics import has_scipy, summarise_comparison
 
@@ -335,7 +335,7 @@ def describe(document: Json) -> str:
         (entry,) = settings.values()
         named = dict.fromkeys(k for m in entry["models"].values() for k in m if k != "n_params")
         every = {"metrics": ",".join(k for k in named if not k.startswith(OF_A_PART))}
-        lines += [seeds_table([document], {}), "", rows_table([document], every)]
+        lines += [seeds_table([document], {}), "", metrics_table(document, every)]
         if entry["paired"]:
             lines += ["", paired_table(document, every)]
     about = "± is half of a 95 % interval of the mean" if has_scipy() else "intervals of the means need scipy"

@@ -128,6 +128,16 @@ def paired_table(document: Json, options: dict[str, str]) -> str:
     return markdown([columns[k] for k in keep], [[row[k] for k in keep] for row in rows])
 
 
+def metrics_table(document: Json, options: dict[str, str]) -> str:
+    """Of a comparison of one setting, a row for each metric and a column for each model: however many metrics there
+    are, it fits a terminal."""
+    (entry,), view = document["settings"].values(), view_of([document], options)
+    of_models = [entry["models"][m] for m in view.models]
+    rows = [["parameters", *(f"{of_model.get('n_params', 0):,}" for of_model in of_models)]]
+    rows += [[in_words(k), *(show_mean(of_model.get(k), view.digits) for of_model in of_models)] for k in view.metrics]
+    return markdown([f"mean of {len(entry['runs'])} seeds", *view.models], rows)
+
+
 def rows_table(documents: list[Json], options: dict[str, str]) -> str:
     """A row for each model and setting of one or several files, named by ``names``. A name "A|B|" of a file with three
     settings names the first two and leaves the third out. Without names a row has the model's."""

@@ -586,15 +586,17 @@ def test_the_terminal_shows_the_metrics_of_whole_sets(monkeypatch: pytest.Monkey
     """Those of an angle or a class are in the file alone."""
     shown = ("held_out_accuracy", "hard_accuracy")
     hidden = ("azimuth_200_accuracy", "elevation_40_accuracy", "class_L_accuracy")
-    runs = [
-        {"seed": seed, "models": {m: {"n_params": 1} | dict.fromkeys((*shown, *hidden), 0.5) for m in ("a", "b")}}
-        for seed in range(2)
-    ]
+    runs = []
+    for seed, value in enumerate((0.5, 0.7)):
+        metrics = {"n_params": 1} | dict.fromkeys((*shown, *hidden), value)
+        runs.append({"seed": seed, "models": {"a": metrics, "b": metrics}})
     document = {"experiment": "x", "dataset": "y", "headline": shown[0], "reference": "a", "seeds": [0, 1],
                 "settings": {"default": {"values": {}, "runs": runs}}}
     text = compare_seeds.describe(summarise_comparison(document)).replace("_", " ")
     assert all(name.replace("_", " ") in text for name in shown)
     assert not any(name.replace("_", " ") in text for name in hidden)
+    assert "| mean of 2 seeds   |             a |             b |\n" in text  # a row for each metric
+    assert "| held out accuracy | 0.600 ± 1.271 | 0.600 ± 1.271 |\n" in text
     assert text.endswith("± is half of a 95 % interval of the mean")
     monkeypatch.setattr(compare_seeds, "has_scipy", lambda: False)
     assert compare_seeds.describe(summarise_comparison(document)).endswith("\n\nintervals of the means need scipy")
