@@ -229,6 +229,28 @@ def in_both(name: str, inputs: dict[str, Array], backward: Any, *more: Any) -> N
         same(x.grad.numpy(), grad)
 
 
+def test_pytorch_takes_a_batch() -> None:
+    """Of two images it gives what it gives of each."""
+    torch = pytest.importorskip("torch")
+    p, draw, (B, I, J, P, D) = page_with_torch(), rng(), (2, 5, 4, 3, 2)
+    seen = torch.tensor(draw.uniform(size=(I, J)) < 0.7)
+    seen[:, 0] = True
+    betas = [torch.tensor(draw.normal(size=J)) for _ in range(2)]
+    poses, matrices, activations, votes, grid = (torch.tensor(draw.uniform(size=shape)) for shape in (
+        (B, I, P), (B, I, 4, 4), (B, I), (B, I, J, D), (B, I, J, 4, 4)))
+    w, w_matrix = torch.tensor(draw.normal(size=(I, J, P, D))), torch.tensor(draw.normal(size=(I, J, 4, 4)))
+    places = torch.tensor(draw.uniform(size=(2, I)))
+
+    for function, inputs in (
+            (lambda u: p.votes_torch(u, w), [poses]), (lambda v: p.dynamic_routing_torch(v, 3), [votes]),
+            (lambda m: p.matrix_votes_torch(m, w_matrix), [matrices]),
+            (lambda v: p.add_coordinates_torch(v, *places), [grid]),
+            (lambda v, a: p.em_routing_torch(v, a, *betas, [0.4, 0.7], 0.3, 1.0, seen)[0], [votes, activations]),
+            (lambda v, a: p.em_routing_torch(v, a, *betas, [0.4, 0.7], 0.3)[1], [votes, activations])):
+        each = torch.stack([function(*(x[b] for x in inputs)) for b in range(B)])
+        same(function(*inputs).numpy(), each.numpy())
+
+
 def test_pytorch_beside_the_numpy_gives_the_same() -> None:
     pytest.importorskip("torch")
     p, draw, (I, J, P, D) = page(), rng(), (5, 4, 3, 2)
