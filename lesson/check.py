@@ -68,6 +68,8 @@ SPELLED = (  # function, a mistake in words, and what stands there and in its pl
     ("dynamic_routing", "has the squash twice", "squash(s)", "squash(squash(s))"),
     ("dynamic_routing", "has vectors of length 1 in place of squash(s)", "squash(s)",
      "s / np.sqrt((s * s).sum(axis=-1, keepdims=True))"),
+    ("dynamic_routing", "is that of the next iteration: append before b changes", "append((c, s",
+     "append((softmax(b), s"),
     ("dynamic_routing", "adds the s of the iteration before", 's = np', 's = (steps[-1][1] if steps else 0) + np'),
     ("dynamic_routing", "has a mean in place of a sum", "c, u_hat)", "c / len(c), u_hat)"),
     ("dynamic_routing", "has the agreement of c times u_hat, not of u_hat", "u_hat, v)", "c[..., None] * u_hat, v)"),
@@ -181,7 +183,7 @@ def edits(function: ast.FunctionDef) -> Iterator[Edit]:
     """The usual mistakes. What stands beside a plus or a minus, and what a name gets, is left out, negated, halved or
     doubled; a factor, a log, a square, a root or a squash is left out; a sum is a mean; one name stands for another. A
     term is named by the arguments in it, where there are some: those the student has seen."""
-    parameters = {argument.arg for argument in function.args.args}
+    parameters = {argument.arg for argument in function.args.args} - {"unit"}  # which no student has seen
     for parent in ast.walk(function):
         for field, value in ast.iter_fields(parent):
             is_sum = isinstance(parent, ast.BinOp) and isinstance(parent.op, ast.Add | ast.Sub)
@@ -278,7 +280,7 @@ def faults(name: str, function: Callable[..., Any]) -> Iterator[tuple[str, str]]
     args, right = [given[x] for x in parameters], getattr(solutions, name)
     got, wanted = called(function, args), called(right, args)
     if len(got) != len(names):
-        yield "", f"returns {len(got)} arrays and not {len(names)}: {outputs}"
+        yield "", f"returns {len(got)} array{'s' * (len(got) > 1)} and not {len(names)}: {outputs}"
         return
     wrong = [k for k in range(len(names)) if not close(got[k], wanted[k])]
     if not wrong:
@@ -290,6 +292,8 @@ def faults(name: str, function: Callable[..., Any]) -> Iterator[tuple[str, str]]
         found = [words for words, other in known if close(x, other[k]) and not close(other[k], y)]
         if x.shape != y.shape:
             fault = found[0] if found else f"has shape {x.shape} and not {y.shape}: look at the axes"
+        elif name == "squash_backward" and close(x[:-1], y[:-1]):
+            fault = "is wrong where s is 0 alone: add 1e-9 to q, as squash does"
         elif not np.isfinite(x).all():
             fault = "is not finite"
         elif close(x, -y):
@@ -306,8 +310,6 @@ def faults(name: str, function: Callable[..., Any]) -> Iterator[tuple[str, str]]
             fault = found[0]
         elif n in x.shape and not close(called(function, [first_of(arg, n) for arg in args])[k], first_of(x, n)):
             fault = "has a wrong axis: what does not depend on each other is added up"
-        elif name == "squash_backward" and close(x[:-1], y[:-1]):
-            fault = "is wrong where s is 0 alone: add 1e-9 to q, as squash does"
         else:
             fault = f"is wrong in {(np.abs(x - y) > TOLERANCE * np.abs(y).max()).sum()} of {x.size} entries"
         yield names[k], fault
@@ -411,7 +413,7 @@ def main(argv: Sequence[str]) -> None:
             raise UserError(f"the training ends in {type(error).__name__}: {one_line(error)}") from None
         print(f"your network classifies {accuracy:.0%} of 300 new drawn digits correctly", flush=True)
         if wrong and accuracy > 0.5:
-            print("It learns in spite of the fault above: an accuracy proves no gradient.", flush=True)
+            print("It learns in spite of the fault above: an accuracy does not prove a gradient right.", flush=True)
         elif accuracy <= 0.5:
             print("It does not learn: repair the fault above first." if wrong else "It does not learn.", flush=True)
     raise SystemExit(int(wrong))
