@@ -7,6 +7,7 @@ twice as many change nothing, and an image counts as misled if one of them misle
                 (I. Goodfellow, J. Shlens, C. Szegedy, ICLR 2015, section 4)
     iterated    many steps with momentum, from the image and from random starts; their size is halved where the loss
                 rises no longer (the idea of F. Croce, M. Hein, ICML 2020, arXiv 2003.01690, section 3)
+    targeted    the same towards each wrong class by itself (as in F. Croce, M. Hein, ICML 2020, section 6)
     along       the same along the gradients of another network: one with other weights, or the same one without its
     others      routing, which is the vote attack (J. Gu, B. Wu, V. Tresp, ICLR 2021, arXiv 2102.10055)
     squares     random squares at the edges of the box, kept where they help, without a gradient
@@ -31,17 +32,30 @@ MARGIN = "_margin"
 VOTE = "vote"  # of the other networks, the same one without its routing
 
 
+def margin_to(target: int) -> Loss:
+    """The score of one class minus that of the right one; 0 where it is the right one."""
+
+    def loss(scores: Array, labels: Array) -> tuple[Array, Array]:
+        rows, dscores = np.arange(len(labels)), np.zeros_like(scores)
+        dscores[rows, target] += 1
+        dscores[rows, labels] -= 1
+        return scores[:, target] - scores[rows, labels], dscores
+
+    return loss
+
+
 class Network(NamedTuple):
     """What an attacker knows of a network."""
 
     scores: Callable[[Array], Array]  # images (N, H, W, C) -> (N, J); the greatest is the answer
     gradient: Callable[[Array, Array, Loss], tuple[Array, Array, Array]]  # images, labels, loss -> scores, losses, dx
     losses: Mapping[str, Loss]  # those to raise, by suffix of an attack's name: "" the training's, MARGIN
+    towards: Callable[[int], Loss] = margin_to  # the margin of a class
 
 
 def network_of(
     forward: Callable[[Array], tuple[Array, Any]], backward: Callable[[Array, Any], Array], losses: Mapping[str, Loss],
-    size: int, run: Callable[..., Any] = map,
+    size: int, run: Callable[..., Any] = map, towards: Callable[[int], Loss] = margin_to,
 ) -> Network:
     """From a pair: forward(x) -> scores, cache; backward(dscores, cache) -> dx. It is given ``size`` images at a time,
     by ``run``, which may be the map of a pool of threads."""
@@ -58,7 +72,7 @@ def network_of(
         found, values, dx = (np.concatenate(each) for each in zip(*run(part, range(0, len(x), size)), strict=True))
         return found, values, dx
 
-    return Network(scores, gradient, losses)
+    return Network(scores, gradient, losses, towards)
 
 
 def misled(network: Network, images: Array, labels: Array) -> Array:
@@ -229,14 +243,16 @@ def attack(
     """All attacks with rising ``epsilons``. What has misled the network with a smaller one does not attack the image
     again; but FGSM, which may pass over what a shorter step reaches, makes each of its steps by itself.
 
-    First each attack alone, the iterated ones from the image, along every loss and along the ``others``. Then all
+    First each attack alone, the iterated ones from the image, along every loss, towards each class ("targeted") and
+    along the ``others``. Then all
     losses and the VOTE, from random starts, on the images that no attack has misled, in rounds of twice as many steps
     and starts each, until a round misleads less than ``tolerance`` of all images: "gradients". At last the search:
     "worst_case".
     """
-    clean = ~misled(network, images, labels)
+    scores = network.scores(images)
+    clean = scores.argmax(axis=1) == labels
     own = [kind + suffix for kind in ("fgsm", "iterated") for suffix in network.losses]
-    now = {name: clean.copy() for name in (*own, *others, "gradients", "worst_case")}
+    now = {name: clean.copy() for name in (*own, "targeted", *others, "gradients", "worst_case")}
     ways = [(network, loss) for loss in network.losses.values()]
     ways += [(others[name], others[name].losses[MARGIN]) for name in (VOTE,) if name in others]
     found, table = list[dict[str, Array]](), list[dict[int, float]]()
@@ -254,6 +270,8 @@ def attack(
             now["fgsm" + suffix] = clean.copy()
             ascend(now["fgsm" + suffix], network, loss, epsilon, 1)
             ascend(now["iterated" + suffix], network, loss, epsilon, n_steps)
+        for target in range(scores.shape[1]):
+            ascend(now["targeted"], network, network.towards(target), epsilon, n_steps)
         for name, other in others.items():
             ascend(now[name], other, other.losses[MARGIN], epsilon, n_steps)
         left = now["gradients"] = np.all([right for name, right in now.items() if name != "worst_case"], axis=0)

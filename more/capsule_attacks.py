@@ -8,6 +8,7 @@ keep more of their accuracy than a convolutional network does. What an attacker 
     iterated          many steps, as many as still help; see attacks.py
     ..._margin        both along the best wrong score minus the right one, where scores between 0 and 1 are log-odds
     ..._cross_entropy the same along the cross-entropy of log-odds
+    targeted          the same steps along the margin to each class by itself
     vote              along the gradient of the capsules whose votes for the classes are averaged without routing
     from_cnn, from_capsules, from_other_seed    along the gradient of the other network, or of one that learned the same
                       images from other initial weights
@@ -329,7 +330,9 @@ def attacked_network(
     losses = {"": by_image(own), MARGIN: odds(margin_loss)}
     if has_odds:
         losses["_cross_entropy"] = odds(by_image(softmax_cross_entropy))
-    return attacks.network_of(forward, lambda d, c: backward(d, c, need_dx=True)[1], losses, size, workers.map)
+    return attacks.network_of(
+        forward, lambda d, c: backward(d, c, need_dx=True)[1], losses, size, workers.map,
+        lambda target: odds(attacks.margin_to(target)))
 
 
 # --- Attacks ----------------------------------------------------------------------------------------------------------

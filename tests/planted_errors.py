@@ -213,6 +213,8 @@ more/attacks.py test_capsule_attacks
   test_more_steps_are_at_least_as_strong_as_fewer |
      attack: n_steps, n_before = 2 * n_steps, _a -> n_steps, n_before = 3 * n_steps, _a
   test_a_search_without_gradients_wins_by_no_more_than_a_point | squares: found > _a -> found < _a
+  test_the_attacks_towards_each_class_reach_what_the_greatest_wrong_score_leads_away_from |
+     attack: network.towards(target) -> network.towards(1)
   test_no_pixel_leaves_its_box | box: np.minimum(_a, _b) -> _a |
      squares: np.where(rng.random((N, 1, W, C)) < 0.5, low, high) -> np.where(rng.random((N, 1, W, C)) < 0.5, low, 1)
 more/capsule_attacks.py test_capsule_attacks

@@ -62,7 +62,7 @@ def test_the_gradients_that_an_attacker_follows(network: str, name: str, vote: b
     routed = m.attacked_network(config, name, params, SERIAL)
     assert vote == (np.abs(seen.scores(x) - routed.scores(x)).max() > 1e-6)
     assert list(seen.losses) == ["", "_margin", *(["_cross_entropy"] if name == "capsules" else [])]
-    for loss in seen.losses.values():
+    for loss in (*seen.losses.values(), seen.towards(1)):
         scores, values, dx = seen.gradient(x, labels, loss)
         np.testing.assert_allclose(scores, seen.scores(x))
         np.testing.assert_allclose(values, loss(scores, labels)[0])
@@ -130,7 +130,8 @@ def check_losses() -> None:
     rng = np.random.default_rng(5)
     a, labels = rng.uniform(0.01, 0.99, (7, 5)), rng.integers(0, 5, 7)
     z = np.log(a / (1 - a))
-    for loss in (attacks.margin_loss, cross_entropy := attacks.by_image(views.softmax_cross_entropy)):
+    cross_entropy = attacks.by_image(views.softmax_cross_entropy)
+    for loss in (attacks.margin_loss, attacks.margin_to(2), cross_entropy):
         odds = attacks.of_log_odds(loss)
         values, da = odds(a, labels)
         check_gradient(lambda a, odds=odds: float(odds(a, labels)[0].sum()), {"a": a}, {"a": da}, rng)
@@ -140,6 +141,9 @@ def check_losses() -> None:
     assert cross_entropy(z, labels)[0].mean() == pytest.approx(views.softmax_cross_entropy(z, labels)[0])
     scores = np.array([[3.0, 1.0, 2.0], [0.0, 0.5, 0.25]])
     np.testing.assert_allclose(attacks.margin_loss(scores, np.array([0, 2]))[0], [-1, 0.25])
+    values, dscores = attacks.margin_to(2)(scores, np.array([0, 2]))  # of the second image it is the right class
+    np.testing.assert_allclose(values, [-1, 0])
+    np.testing.assert_allclose(dscores, [[-1, 0, 1], [0, 0, 0]])
     for dtype in (np.float64, np.float32):
         values, da = attacks.of_log_odds(cross_entropy)(np.array([[0, 1], [1, 0]], dtype), np.array([0, 0]))
         assert np.isfinite(values).all()
@@ -160,7 +164,7 @@ def test_losses_of_float32_keep_what_float64_has() -> None:
         assert dscores[0, 0] < 0
 
 
-@pytest.mark.parametrize("name", ["margin_loss", "of_log_odds"])
+@pytest.mark.parametrize("name", ["margin_loss", "margin_to", "of_log_odds"])
 def test_losses_and_that_their_test_sees_errors(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert surviving_mutants(monkeypatch, attacks, name, check_losses) == []
 
@@ -407,7 +411,8 @@ def test_starts_are_drawn_from_the_seed(monkeypatch: pytest.MonkeyPatch) -> None
         rng = np.random.default_rng(seed)
         attacks.attack(it.network, {}, it.images, it.labels, (0.02,), m.PIXELS, rng, effort._replace(tolerance=-1))
     drawn = [[start for start in those if start is not None] for those in starts]
-    assert [len(those) for those in starts] == [8] * 3  # two losses: one step, two steps, four from two starts
+    # two losses: one step, two steps, four from two starts; and two steps towards each of five classes
+    assert [len(those) for those in starts] == [8 + 5] * 3
     assert [len(those) for those in drawn] == [4] * 3
     for one, same, other in zip(*drawn, strict=True):
         np.testing.assert_array_equal(one, same)
@@ -464,6 +469,26 @@ def test_an_attack_along_another_network_goes_on_where_that_one_errs() -> None:
     found = attacks.attack(network, {"from_cnn": other}, images, labels, (0.1,), m.PIXELS, rng, effort)
     assert found.right["iterated" + attacks.MARGIN].all()
     assert not found.right["from_cnn"].any()
+
+
+def test_the_attacks_towards_each_class_reach_what_the_greatest_wrong_score_leads_away_from() -> None:
+    """That of class 1 is the greatest at the image, and never exceeds the right one's; that of class 2 does, but rises
+    in the other direction."""
+    slopes = np.array([[0.0], [-0.9], [6.0]])
+
+    def scores(x: Array) -> Array:
+        return x.reshape(-1, 1) @ slopes.T + [0, 0.35, -3.5]
+
+    def gradient(x: Array, labels: Array, loss: attacks.Loss) -> tuple[Array, Array, Array]:
+        values, dscores = loss(scores(x), labels)
+        return scores(x), values, (dscores @ slopes).reshape(x.shape)
+
+    network = attacks.Network(scores, gradient, {attacks.MARGIN: attacks.margin_loss})
+    images, effort = np.full((2, 1, 1, 1), 0.5), attacks.Effort(most_steps=20, queries=0)
+    found = attacks.attack(network, {}, images, np.zeros(2, int), (0.1,), (0, 1), np.random.default_rng(0), effort)
+    assert found.right["iterated" + attacks.MARGIN].all()
+    assert not found.right["targeted"].any()
+    assert not found.right["gradients"].any()
 
 
 def test_an_image_that_is_misled_on_the_way_stays_misled() -> None:

@@ -467,7 +467,7 @@ def test_accuracy_under_attack_is_that_of_the_images_out_of_reach(monkeypatch: P
     assert all(a <= b for a, b in zip(with_starts, by_gradient, strict=True))
     assert [list(rounds.values())[-1] for rounds in found.convergence] == with_starts[1:]
     assert right == dict.fromkeys(
-        ("fgsm", "iterated", "fgsm_margin", "iterated_margin", "from_other_seed"), by_gradient
+        ("fgsm", "iterated", "fgsm_margin", "iterated_margin", "targeted", "from_other_seed"), by_gradient
     )
     assert result["models"]["cnn"]["worst_case_0.2_accuracy"] == 0.25
     few, *_ = attacked(model, 0.5 + distance, labels, monkeypatch, hidden, n_attack=2, **of)
