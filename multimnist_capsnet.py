@@ -1211,26 +1211,34 @@ class TrainState:
     seconds: float = 0.0  # of training, without the tests after epochs
     history: dict[str, list[float]] = dataclasses.field(default_factory=dict)  # by metric, an entry for each epoch
     sums: dict[str, float] = dataclasses.field(default_factory=dict)  # of the losses since the last epoch's end
+    weight: float = 0  # of these sums
     unsaved: str = ""  # why its last checkpoint could not be written
 
     def __post_init__(self) -> None:
         self.m = {key: np.zeros_like(p) for key, p in self.params.items()}  # first moments, or Muon's momentum
         self.v = {key: np.zeros_like(p) for key, p in self.params.items()}  # second moments
 
-    def add(self, losses: Mapping[str, float], weight: float = 1) -> None:
-        """Add a batch's mean losses to the sums of the epoch; ``weight``: its number of images, where that differs."""
+    def add(self, losses: Mapping[str, float], started: float, weight: float = 1) -> None:
+        """After a step that was ``started`` then: add a batch's mean losses to the sums of the epoch; ``weight``: its
+        number of images, where that differs. Raises UserError where a loss is not finite."""
+        self.require_finite(losses)
         for key, loss in losses.items():
             self.sums[key] = self.sums.get(key, 0.0) + weight * loss
+        self.weight += weight
+        self.seconds += time.perf_counter() - started
 
-    def end_epoch(self, weight: float, metrics: Mapping[str, float]) -> None:
-        """Append the sums divided by their total ``weight``, and the metrics, to the history. Raises UserError where a
-        metric is not finite."""
-        for key, value in metrics.items():
+    def end_epoch(self, metrics: Mapping[str, float]) -> None:
+        """Append the mean losses and the metrics to the history. Raises UserError where a parameter or a metric is not
+        finite."""
+        self.require_finite({key: np.abs(p).max() for key, p in self.params.items()} | dict(metrics))
+        self.append({key: total / self.weight for key, total in self.sums.items()} | dict(metrics))
+        self.sums, self.weight = {}, 0
+
+    def require_finite(self, values: Mapping[str, float]) -> None:
+        for key, value in values.items():
             if not math.isfinite(value):
                 where = f"epoch {len(self.history.get('train_loss', ())) + 1}, step {self.step}"
-                raise UserError(f"{self.name}: {key} became {value} after {where}; try a smaller learning rate")
-        self.append({key: total / weight for key, total in self.sums.items()} | dict(metrics))
-        self.sums = {}
+                raise UserError(f"{self.name}: {key} became {value} in {where}; try a smaller learning rate")
 
     def append(self, metrics: Mapping[str, float]) -> None:
         for key, value in metrics.items():
@@ -1263,16 +1271,6 @@ def adamw_step(
         if key in decayed:
             p -= lr * weight_decay * p
         p -= lr * m_hat / (np.sqrt(v_hat) + EPSILON)
-
-
-def require_finite(state: TrainState, loss: float, steps_per_epoch: int) -> None:
-    """After a step: raises UserError where its loss, or a parameter at the end of an epoch, is not finite."""
-    epoch, position = divmod(state.step - 1, steps_per_epoch)
-    where = f"epoch {epoch + 1}, step {position + 1}; try a smaller learning rate"
-    if not np.isfinite(loss):
-        raise UserError(f"{state.name}: the loss became {loss} in {where}")
-    if position == steps_per_epoch - 1 and not all(np.isfinite(p).all() for p in state.params.values()):
-        raise UserError(f"{state.name}: a parameter became infinite or NaN in {where}")
 
 
 KEPT, ARRAYS = ("step", "seconds", "history"), ("params", "m", "v")  # of a state, in a checkpoint
@@ -1665,12 +1663,9 @@ def train(model: Network, config: Config, data: Data, state: TrainState, workers
         with np.errstate(all="ignore"):  # a loss that is not finite is reported in words
             losses, grads = workers.gradients(model.loss_and_grads, state.params, batch)
             update(state, grads, config.lr_at(state.step), config, workers)
-        require_finite(state, losses["train_loss"], config.steps_per_epoch)
-        state.add(losses)
-        state.seconds += time.perf_counter() - started
-        epoch_ended = state.step % config.steps_per_epoch == 0
-        if epoch_ended:
-            state.end_epoch(config.steps_per_epoch, evaluate(model, state.params, data.test, workers))
+        state.add(losses, started)
+        if epoch_ended := state.step % config.steps_per_epoch == 0:
+            state.end_epoch(evaluate(model, state.params, data.test, workers))
         callback(state, epoch_ended)
 
 

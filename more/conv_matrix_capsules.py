@@ -59,7 +59,7 @@ from smallnorb_novel_viewpoint import (
     TrainState, UserError, Viewpoints, VotesCache, capsules_loss, class_scores_backward, class_scores_forward,
     conv2d_backward, conv2d_forward, count_params, em_routing_backward, em_routing_forward, float_in, fraction_right,
     from_json, gaussian, generator, int_in, list_of, model_metrics, of_model, one_of, parse, permutation, print_message,
-    read_checkpoint, relu_backward, relu_forward, report, require_finite, require_own_outputs, result_document, script,
+    read_checkpoint, relu_backward, relu_forward, report, require_own_outputs, result_document, script,
     setting, sigmoid_backward, sigmoid_forward, steps_per_epoch, text_of, votes_backward, votes_forward,
 )
 from support.experiment import PredictOptions, redeclared, require_alone, unfinished
@@ -650,7 +650,7 @@ def loss_and_grads(
 
 def train(model: Network, config: Config, data: Data, state: TrainState, workers: Workers, callback: Callback) -> None:
     """Train ``state`` in place to the model's number of epochs. Raises UserError where the loss stops being finite."""
-    n, per_epoch = len(data.train.labels), steps_per_epoch(config, data)
+    per_epoch = steps_per_epoch(config, data)
     n_epochs, _, weight_decay = of_model(model.name, config)
     n_steps = per_epoch * n_epochs
     update, size = smallnorb.adamw_step if config.plain else adamw_step, part_size(config, model.name)
@@ -661,14 +661,10 @@ def train(model: Network, config: Config, data: Data, state: TrainState, workers
             work = functools.partial(loss_and_grads, model, progress)
             losses, grads = workers.gradients(work, state.params, batch, size)
             update(state, grads, learning_rate(config, model.name, progress), weight_decay, DECAYED)
-        require_finite(state, losses["train_loss"], per_epoch)
-        state.add(losses, weight=len(batch.labels))
-        state.seconds += time.perf_counter() - started
-        epoch_ended = state.step % per_epoch == 0
-        if epoch_ended:
+        state.add(losses, started, weight=len(batch.labels))
+        if epoch_ended := state.step % per_epoch == 0:
             with np.errstate(all="ignore"):
-                tests = evaluate(model, state.params, data, config, workers)
-            state.end_epoch(n, tests)
+                state.end_epoch(evaluate(model, state.params, data, config, workers))
         callback(state, epoch_ended)
 
 

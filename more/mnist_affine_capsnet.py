@@ -55,7 +55,7 @@ from fast.workers import Workers
 from multimnist_capsnet import (
     CNN, INPUT, NO_OPTIONS, Array, Batch, Callback, CapsNetConfig, ConvLayer, Network, Pair, Params, Session,
     SettingError, Stream, TrainState, UserError, assess, count_params, float_in, generator, int_in, list_of, one_of,
-    parse, report, require_finite, require_own_outputs, result_document, script, setting, update,
+    parse, report, require_own_outputs, result_document, script, setting, update,
 )
 from smallnorb_novel_viewpoint import fraction_right, permutation
 from support.experiment import redeclared
@@ -360,15 +360,13 @@ def train(model: Network, config: Config, data: Data, state: TrainState, workers
         with np.errstate(all="ignore"):  # a loss that is not finite is reported in words
             losses, grads = workers.gradients(model.loss_and_grads, state.params, batch)
             update(state, grads, config.lr_at(state.step) * lr_factor, config, workers)
-        require_finite(state, losses["train_loss"], config.steps_per_epoch)
-        state.add(losses)
-        state.seconds += time.perf_counter() - started
+        state.add(losses, started)
         epoch_ended = state.step % config.steps_per_epoch == 0
         check = config.match_accuracy is not None and (epoch_ended or state.step % config.check_every == 0)
         if epoch_ended or check:
             metrics = validate(model, state.params, data, workers)
             if epoch_ended:
-                state.end_epoch(config.steps_per_epoch, metrics)
+                state.end_epoch(metrics)
             if check:
                 state.append({"check_step": float(state.step), "check_accuracy": metrics["val_accuracy"]})
         callback(state, epoch_ended or reached(state, config))

@@ -52,7 +52,7 @@ from more.conv_matrix_capsules import Examples
 from smallnorb_novel_viewpoint import (
     FOLDER, NO_OPTIONS, OUTPUT, Callback, Session, SettingError, Settings, Stream, TrainState, UserError, count_params,
     fraction_right, generator, int_in, list_of, model_metrics, one_line, one_of, parse, permutation,
-    print_message, read_checkpoint, report, require_finite, require_own_outputs, result_document, script, setting,
+    print_message, read_checkpoint, report, require_own_outputs, result_document, script, setting,
     write_file,
 )
 from support.experiment import PredictOptions, require_alone, require_writable, unfinished
@@ -235,7 +235,7 @@ def train(
     """Train ``state`` in place to ``config.n_epochs``. ``callback(state, epoch has ended)`` is called after every step.
     Raises UserError where the loss stops being finite."""
     assert config.n_epochs
-    n, per_epoch = len(data.train.labels), steps_per_epoch(data)
+    per_epoch = steps_per_epoch(data)
     n_steps = per_epoch * config.n_epochs
     n_rising = n_steps if config.lr_schedule == "linear" else per_epoch * MARGIN_EPOCHS
     update = smallnorb.adamw_step if config.plain else optimizers.adamw_step
@@ -249,12 +249,10 @@ def train(
         with np.errstate(all="ignore"):  # a loss that is not finite is reported in words
             losses, grads = workers.gradients(work, state.params, batch, model.part_size)
             update(state, grads, lr)
-        require_finite(state, losses["train_loss"], per_epoch)
-        state.add(losses, weight=len(batch.labels))
-        state.seconds += time.perf_counter() - started
-        epoch_ended = state.step % per_epoch == 0
-        if epoch_ended:
-            state.end_epoch(n, evaluate(model, state.params, data.test, len(data.classes), workers)[1])
+        state.add(losses, started, weight=len(batch.labels))
+        if epoch_ended := state.step % per_epoch == 0:
+            with np.errstate(all="ignore"):
+                state.end_epoch(evaluate(model, state.params, data.test, len(data.classes), workers)[1])
         callback(state, epoch_ended)
 
 

@@ -188,8 +188,8 @@ def test_orthogonalized_leaves_what_is_next_to_nothing() -> None:
 def test_a_state_adds_up_the_losses_of_an_epoch() -> None:
     """In numbers that JSON has."""
     state = state_of({"p": (2,)})
-    state.add({"train_loss": np.float32(2)}, weight=3)
-    state.add({"train_loss": np.float32(6), "other": 1.0})
-    state.end_epoch(4, {"accuracy": np.float32(0.5)})
+    state.add({"train_loss": np.float32(2)}, 0.0, weight=3)
+    state.add({"train_loss": np.float32(6), "other": 1.0}, 0.0)
+    state.end_epoch({"accuracy": np.float32(0.5)})
     assert json.dumps(state.history) == '{"train_loss": [3.0], "other": [0.25], "accuracy": [0.5]}'
-    assert state.sums == {}
+    assert (state.sums, state.weight) == ({}, 0)

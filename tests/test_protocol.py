@@ -27,7 +27,7 @@ from evidence import report
 from fast.workers import SERIAL
 from helpers import DATA, EXPERIMENTS, config_of, load, smallest, states_of
 from more import capsule_attacks as attacks, conv_matrix_capsules as conv, mnist_affine_capsnet as affine
-from smallnorb_novel_viewpoint import RunOptions, TrainState, count_params, generator, require_finite
+from smallnorb_novel_viewpoint import RunOptions, TrainState, count_params, generator
 from support.results import checksum, parse_json, save_result
 
 Array = np.ndarray
@@ -539,15 +539,19 @@ def test_no_number_that_is_not_finite_is_a_result(value: float, tmp_path: Path) 
     with pytest.raises(ValueError, match="a number that is not finite"):
         compare_seeds.read_run(path)
     state = TrainState("cnn", fresh_weights(np.random.default_rng(0)) | {"fine": np.zeros(2)})
+    state.step = 3
+    state.add({"train_loss": 1.0}, 0.0)
+    state.end_epoch({})
     state.step = 6
-    require_finite(state, 1.0, 3)
-    with pytest.raises(OSError, match="the loss became"):
-        require_finite(state, value, 4)
+    with pytest.raises(OSError, match=r"^cnn: train_loss became .* in epoch 2, step 6; try a smaller"):
+        state.add({"train_loss": value}, 0.0)
     state.params["conv1.w"][0] = value
-    with pytest.raises(OSError, match=r"^cnn: a parameter became infinite or NaN in epoch 2, step 3; try a smaller"):
-        require_finite(state, 1.0, 3)
-    state.step = 5  # within an epoch the loss alone counts
-    require_finite(state, 1.0, 3)
+    state.add({"train_loss": 1.0}, 0.0)  # within an epoch the loss alone counts
+    with pytest.raises(OSError, match=r"^cnn: conv1\.w became .* in epoch 2, step 6; try a smaller"):
+        state.end_epoch({"accuracy": 1.0})
+    state.params["conv1.w"][0] = 0
+    with pytest.raises(OSError, match=r"^cnn: accuracy became .* in epoch 2, step 6; try a smaller"):
+        state.end_epoch({"accuracy": value})
 
 
 def test_runs_of_the_same_metrics_are_stored_as_columns(tmp_path: Path) -> None:
