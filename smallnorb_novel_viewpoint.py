@@ -825,18 +825,13 @@ class SettingError(UsageError):
         super().__init__(f"argument {flag_of(field)}: {why}")
 
 
-class Kind(NamedTuple):
-    """Which values a setting has. (Other scripts have a class of that name too.)"""
+class Setting(NamedTuple):
+    """Which values a field has, and what it says of its flag."""
 
     convert: Callable[[Any], Any]  # of a flag's text, or of a value: the value. Raises UsageError
     metavar: str  # in the help; none of a flag that stands alone
-
-
-class Setting(NamedTuple):
-    """What a field says of its flag."""
-
-    kind: Kind
-    help: str
+    written: bool = False  # whether it is a file that is written
+    help: str = ""
     shown: str = ""  # what the help says of the default, if it is not the field's
     paper: str = ""  # the paper's value, if it is another
     usual: bool = False  # whether --help shows it; --help-all shows every flag
@@ -844,12 +839,12 @@ class Setting(NamedTuple):
     group: str = ""  # heading of the flags from here on
 
 
-def setting(default: Any, kind: Any, help: str, shown: str = "", **more: Any) -> Any:
-    """A field of a ``Settings`` dataclass; ``kind``: a Kind, a tuple of choices, or bool. A default of None may stand
-    for what ``dependent`` gives."""
-    if not hasattr(kind, "convert"):
-        kind = one_of((False, True))._replace(metavar="") if kind is bool else one_of(kind)
-    return dataclasses.field(default=default, metadata={"it": Setting(kind, help, shown, **more)})
+def setting(default: Any, values: Any, help: str, shown: str = "", **more: Any) -> Any:
+    """A field of a ``Settings`` dataclass; ``values``: such as ``int_in(1, 9)``, a tuple of choices, or bool. A default
+    of None may stand for what ``dependent`` gives."""
+    if not hasattr(values, "convert"):
+        values = one_of((False, True))._replace(metavar="") if values is bool else one_of(values)
+    return dataclasses.field(default=default, metadata={"it": values._replace(help=help, shown=shown, **more)})
 
 
 def settings_of(config: Any) -> dict[str, Setting]:
@@ -876,7 +871,7 @@ class Settings:
         for name, it in settings_of(self).items():
             if (value := getattr(self, name)) not in (None, ()):
                 try:
-                    object.__setattr__(self, name, it.kind.convert(value))
+                    object.__setattr__(self, name, it.convert(value))
                 except UsageError as error:
                     raise SettingError(name, error) from None
         for name, value in self.dependent().items():
@@ -892,7 +887,7 @@ class Settings:
         """Raises SettingError where values do not fit together."""
 
 
-def number_in(kind: Any, low: float, high: float) -> Kind:
+def number_in(kind: Any, low: float, high: float) -> Setting:
     def convert(given: Any) -> Any:
         try:
             value = kind(str(given))
@@ -902,29 +897,29 @@ def number_in(kind: Any, low: float, high: float) -> Kind:
             raise UsageError(f"{given} is not between {low:,} and {high:,}")
         return value
 
-    return Kind(convert, "N" if kind is int else "X")
+    return Setting(convert, "N" if kind is int else "X")
 
 
 int_in, float_in = functools.partial(number_in, int), functools.partial(number_in, float)
 
 
-def one_of(choices: Sequence[Any]) -> Kind:
+def one_of(choices: Sequence[Any]) -> Setting:
     def convert(given: Any) -> Any:
         for choice in choices:
             if str(choice) == str(given):
                 return choice
         raise UsageError(f"{given!r} is not one of {', '.join(map(str, choices))}")
 
-    return Kind(convert, "|".join(map(str, choices)))
+    return Setting(convert, "|".join(map(str, choices)))
 
 
-def list_of(kind: Kind) -> Kind:
+def list_of(one: Setting) -> Setting:
     """Values with commas between them."""
 
     def convert(given: Any) -> tuple[Any, ...]:
-        return tuple(map(kind.convert, given.split(",") if isinstance(given, str) else given))
+        return tuple(map(one.convert, given.split(",") if isinstance(given, str) else given))
 
-    return Kind(convert, "A,B")
+    return Setting(convert, "A,B")
 
 
 def path_of(given: Any) -> Path:
@@ -933,7 +928,7 @@ def path_of(given: Any) -> Path:
     return Path(os.path.expanduser(given))
 
 
-FOLDER, INPUT, OUTPUT = (Kind(path_of, metavar) for metavar in ("DIR", "FILE", "FILE"))
+FOLDER, INPUT, OUTPUT = Setting(path_of, "DIR"), Setting(path_of, "FILE"), Setting(path_of, "FILE", written=True)
 
 
 class Parser(argparse.ArgumentParser):
@@ -968,23 +963,23 @@ def parse(
     for field in (field for declared in both for field in dataclasses.fields(declared) if "it" in field.metadata):
         it = field.metadata["it"]
         group = parser.add_argument_group(it.group) if it.group else group
-        default = it.shown or (text_of(field.default) if it.kind.metavar else "none")
+        default = it.shown or (text_of(field.default) if it.metavar else "none")
         told = {"Default": default, "The paper": it.paper or "none"}
         help = " ".join([it.help, *(f"{what}: {value}." for what, value in told.items() if value != "none")])
         help = help.replace("%", "%%") if it.usual or "--help-all" in argv else argparse.SUPPRESS
-        takes: Any = {"metavar": it.kind.metavar, "nargs": "+" if it.kind.metavar == "FILES" else None}
-        group.add_argument(flag_of(field.name), help=help, **takes if it.kind.metavar else {"action": "store_true"})
+        takes: Any = {"metavar": it.metavar, "nargs": "+" if it.metavar == "FILES" else None}
+        group.add_argument(flag_of(field.name), help=help, **takes if it.metavar else {"action": "store_true"})
     given = vars(parser.parse_args(argv))
     if "help" in given or "help_all" in given:
         print(parser.format_help().rstrip(), flush=True)
         raise SystemExit(0)
     made = [declared(**{name: given[name] for name in settings_of(declared) if name in given}) for declared in both]
-    files: dict[str, tuple[str, Kind]] = {}  # by path
+    files: dict[str, tuple[str, bool]] = {}  # by path
     for one in made:
         for name, it in settings_of(one).items():
-            if it.kind.metavar == "FILE" and (path := getattr(one, name)):
-                other, kind = files.setdefault(os.path.realpath(path), (name, it.kind))
-                if other != name and any(k is OUTPUT for k in (kind, it.kind)):
+            if it.metavar == "FILE" and (path := getattr(one, name)):
+                other, written = files.setdefault(os.path.realpath(path), (name, it.written))
+                if other != name and (written or it.written):
                     raise SettingError(name, f"is the same file as that of {flag_of(other)}")
     return made[0], made[1], given
 
@@ -1407,7 +1402,7 @@ OF_NORB: dict[str, Any] = {  # [Hinton 2018, sec. 5.1]
 VIEWS = {"voxels": OF_VOXELS, "shapes": OF_VOXELS | {"standardize": "image"}, "smallnorb": OF_NORB, "toys": OF_NORB}
 
 
-def angles_in(low: float, high: float) -> Kind:
+def angles_in(low: float, high: float) -> Setting:
     """A range of degrees, such as 0:150, of at most a full circle, both ends between ``low`` and ``high``."""
 
     def convert(given: Any) -> Degrees:
@@ -1420,7 +1415,7 @@ def angles_in(low: float, high: float) -> Kind:
             raise UsageError(f"{given} is no range of degrees {bounds}")
         return angles
 
-    return Kind(convert, "A:B")
+    return Setting(convert, "A:B")
 
 
 ANGLES, TILTS = angles_in(-360, 720), angles_in(-90, 90)

@@ -132,7 +132,7 @@ class Config(Viewpoints):
         paper="3 is the best of its table 1")
     em_grad: str = redeclared(smallnorb.Config, "em_grad")
     variance_floor: float = redeclared(smallnorb.Config, "variance_floor", None, shown="1, or the preset's", paper="0",
-                                       kind=float_in(1e-6, 1e6))
+                                       convert=float_in(1e-6, 1e6).convert)
     beta_v_init: float = setting(-0.2, float_in(-10, 10),
         "Initial beta_v, counted from -log(variance floor) / 2: below 0, votes that agree activate a capsule.")
     loss: str = setting("spread", ("spread", "cross-entropy"), "Loss of the capsules: the paper's spread loss of the"

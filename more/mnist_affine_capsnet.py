@@ -76,8 +76,8 @@ SWEEP = tuple(range(-90, 91, 5))  # degrees
 class Config(CapsNetConfig):
     """One run. Of the numbers of digits None means all that there are."""
 
-    n_train: Any = redeclared(CapsNetConfig, "n_train", None, kind=int_in(1, 10**6), help="Train on N digits.",
-        shown="all that are not held out for validation", paper="")
+    n_train: Any = redeclared(CapsNetConfig, "n_train", None, convert=int_in(1, 10**6).convert, paper="",
+        help="Train on N digits.", shown="all that are not held out for validation")
     n_epochs: int = redeclared(CapsNetConfig, "n_epochs", 12)
     batch_size: int = redeclared(CapsNetConfig, "batch_size", 16)
     lr: float = redeclared(CapsNetConfig, "lr", 4e-3, help="Learning rate of the capsule network;"

@@ -49,11 +49,6 @@ SCRIPTS = [
 ]
 
 
-def is_output(kind: Any) -> bool:
-    """Whether the setting's file is written."""
-    return any(kind is load(name).OUTPUT for name in BASE)
-
-
 @pytest.fixture(params=EXPERIMENTS, scope="module")
 def experiment(request: pytest.FixtureRequest) -> Experiment:
     return EXPERIMENTS[request.param]
@@ -123,10 +118,10 @@ WRONG = {  # by what the help calls a value
 def test_a_wrong_flag_or_value_is_one_line_that_names_it(script: ModuleType, capsys: Capture) -> None:
     for field, it in (settings_of(script.Config) | settings_of(script.Options)).items():
         flag, named = flag_of(field), f"argument {flag_of(field)}: "
-        if not it.kind.metavar:
+        if not it.metavar:
             assert named in usage_error(script, [f"{flag}=yes"], capsys)
             continue
-        for value in WRONG.get(it.kind.metavar, ["nosuch", "", "x" * 5000]):  # one of some
+        for value in WRONG.get(it.metavar, ["nosuch", "", "x" * 5000]):  # one of some
             line = usage_error(script, [f"{flag}={value}"], capsys)
             assert named in line, (flag, value)
             assert len(line) < 450, (flag, value)
@@ -278,7 +273,7 @@ def test_a_file_that_is_no_checkpoint(
             script = load(name)
             it = settings_of(script.Options).get("checkpoint")
             of_figures = name in (f"visualize_{experiment.name}", f"make_{experiment.name}_gif")
-            if it and not is_output(it.kind) and of_figures:
+            if it and not it.written and of_figures:
                 out = "--outdir" if "visualize" in name else "--out"
                 argv = [f"--checkpoint={path}", f"{out}={tmp_path / 'out' / name}"]
                 assert f"{path}" in failure(script, argv, capsys)
@@ -348,14 +343,14 @@ def test_a_process_that_is_killed(tmp_path: Path) -> None:
     assert sorted(p.name for p in tmp_path.iterdir()) == ["c.npz", "out.json", "whole"]
 
 
-def another(kind: Any, value: Any) -> Any:
+def another(metavar: str, value: Any) -> Any:
     """A value of a setting other than the one that it has."""
     if isinstance(value, bool):
         return not value
-    if "|" in kind.metavar:
-        return next(choice for choice in kind.metavar.split("|") if choice != str(value))
+    if "|" in metavar:
+        return next(choice for choice in metavar.split("|") if choice != str(value))
     if isinstance(value, tuple):
-        return (*value[:-1], another(kind, value[-1])) if not isinstance(value[0], str) else value[:-1]
+        return (*value[:-1], another(metavar, value[-1])) if not isinstance(value[0], str) else value[:-1]
     return value / "other" if isinstance(value, Path) else value / 2 + 0.125 if isinstance(value, float) else 1 + value
 
 
@@ -368,7 +363,7 @@ def test_a_resumed_run_has_the_settings_of_its_beginning(experiment: Experiment,
         if (value := getattr(saved, field)) is None:
             continue
         changed = copy.copy(saved)
-        object.__setattr__(changed, field, another(it.kind, value))
+        object.__setattr__(changed, field, another(it.metavar, value))
         if it.free or (field.endswith("epochs") and may_be_longer):
             require_same(whole.checkpoint, saved, changed, vars(saved), may_be_longer)
             continue
@@ -445,7 +440,7 @@ def test_an_output_that_is_none_of_this_runs_is_left_alone(
 def test_places_where_nothing_can_be_written(script: ModuleType, tmp_path: Path, capsys: Capture) -> None:
     (tmp_path / "file").write_text("a file")
     of_answers = script.__name__.endswith("your_own_images")  # its --out needs --predict
-    fields = [field for field, it in settings_of(script.Options).items() if is_output(it.kind)]
+    fields = [field for field, it in settings_of(script.Options).items() if it.written]
     fields = [field for field in fields if not (field == "out" and of_answers)]
     needed = ["--data-dir=x"] if of_answers else []
     for flag in map(flag_of, fields or {"outdir"} & {*settings_of(script.Options)}):
