@@ -949,12 +949,10 @@ class Settings:
         for name, it in settings_of(self).items():
             if (value := getattr(self, name)) not in (None, ()):
                 try:
-                    object.__setattr__(self, name, it.convert(value))
+                    vars(self)[name] = it.convert(value)  # where frozen fields are, too
                 except UsageError as error:
                     raise SettingError(name, error) from None
-        for name, value in self.dependent().items():
-            if getattr(self, name) is None:
-                object.__setattr__(self, name, value)
+        vars(self).update({name: value for name, value in self.dependent().items() if getattr(self, name) is None})
         self.check()
 
     def dependent(self) -> dict[str, Any]:
@@ -1352,15 +1350,14 @@ class Session:
 
     def __post_init__(self) -> None:
         self.models, self.n_steps = self.make_models(self.config), 1
-        if self.names is not None:
-            self.names = list_of(one_of(tuple(self.models))).convert(self.names)
+        names = list_of(one_of(tuple(self.models))).convert(self.models if self.names is None else self.names)
         self.states = {name: init_state(model, self.config) for name, model in self.models.items()}
         path = self.options.checkpoint
         if self.options.resume and is_there(path):
             saved, states = read_checkpoint(path, self.experiment, type(self.config), self.make_models)
             require_same(path, saved, self.config, vars(saved), getattr(self.config, "length_is_free", False))
             self.states |= states
-        self.trained = {name: self.states[name] for name in self.states if self.names is None or name in self.names}
+        self.trained = {name: state for name, state in self.states.items() if name in names}
 
     def trainings(self, n_steps: Callable[[str], int]) -> Iterator[tuple[Any, TrainState]]:
         """The models that are to be trained, one after the other, with their states. ``n_steps(name)`` of each."""

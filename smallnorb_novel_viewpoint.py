@@ -871,12 +871,10 @@ class Settings:
         for name, it in settings_of(self).items():
             if (value := getattr(self, name)) not in (None, ()):
                 try:
-                    object.__setattr__(self, name, it.convert(value))
+                    vars(self)[name] = it.convert(value)  # where frozen fields are, too
                 except UsageError as error:
                     raise SettingError(name, error) from None
-        for name, value in self.dependent().items():
-            if getattr(self, name) is None:
-                object.__setattr__(self, name, value)
+        vars(self).update({name: value for name, value in self.dependent().items() if getattr(self, name) is None})
         self.check()
 
     def dependent(self) -> dict[str, Any]:
@@ -1274,15 +1272,14 @@ class Session:
 
     def __post_init__(self) -> None:
         self.models, self.n_steps = self.make_models(self.config), 1
-        if self.names is not None:
-            self.names = list_of(one_of(tuple(self.models))).convert(self.names)
+        names = list_of(one_of(tuple(self.models))).convert(self.models if self.names is None else self.names)
         self.states = {name: init_state(model, self.config) for name, model in self.models.items()}
         path = self.options.checkpoint
         if self.options.resume and is_there(path):
             saved, states = read_checkpoint(path, self.experiment, type(self.config), self.make_models)
             require_same(path, saved, self.config, vars(saved), getattr(self.config, "length_is_free", False))
             self.states |= states
-        self.trained = {name: self.states[name] for name in self.states if self.names is None or name in self.names}
+        self.trained = {name: state for name, state in self.states.items() if name in names}
 
     def trainings(self, n_steps: Callable[[str], int]) -> Iterator[tuple[Any, TrainState]]:
         """The models that are to be trained, one after the other, with their states. ``n_steps(name)`` of each."""
@@ -1584,11 +1581,11 @@ def accuracy(model: Network, params: Params, split: Split) -> float:
     return fraction_right(predict_scores(model, params, split.images), split.labels)
 
 
-def class_accuracies(config: Viewpoints, labels: Array, answers: Array) -> dict[str, float]:
-    """Of held-out views: on each class, such as class_L_accuracy; where a seed draws the objects, on the one of the
-    least accuracy. For held-out azimuths also on L and tripod: cross, T and frame look the same after half a turn, and
-    a network that knows them from the training views and nothing else classifies 0.6 of all images right."""
-    right = answers == labels
+def class_accuracies(config: Viewpoints, labels: Array, right: Array) -> dict[str, float]:
+    """Of held-out views, of which those of ``right`` (N,) are classified correctly: on each class, such as
+    class_L_accuracy; where a seed draws the objects, on the one of the least accuracy. For held-out azimuths also on L
+    and tripod: cross, T and frame look the same after half a turn, and a network that knows them from the training
+    views and nothing else classifies 0.6 of all images right."""
     found = {f"class_{config.classes[c]}_accuracy": float(right[labels == c].mean()) for c in np.unique(labels)}
     if config.dataset == "shapes":
         return {"hardest_object_accuracy": min(found.values())}
@@ -1598,10 +1595,9 @@ def class_accuracies(config: Viewpoints, labels: Array, answers: Array) -> dict[
     return found
 
 
-def angle_accuracies(config: Viewpoints, labels: Array, angles: Array, answers: Array) -> dict[str, float]:
+def angle_accuracies(config: Viewpoints, angles: Array, right: Array) -> dict[str, float]:
     """The accuracy at each of the ``angles`` (N,), such as azimuth_200_accuracy; in drawn shapes 0 degrees is where the
     ranges begin."""
-    right = answers == labels
     return {f"{config.held_out_angle}_{at:g}_accuracy": float(right[angles == at].mean()) for at in np.unique(angles)}
 
 
@@ -1685,9 +1681,9 @@ def make_result(config: Config, states: Mapping[str, TrainState], data: Data) ->
         if name == "capsules":  # on the familiar views
             models[name]["true_class_mass"] = true_class_mass(networks[name], state.params, data.familiar)
         for part in (data.familiar, data.held_out):
-            answers = predict_scores(networks[name], state.params, part.images).argmax(axis=1)
-            models[name] |= angle_accuracies(config, part.labels, getattr(part, angle), answers)
-        models[name] |= class_accuracies(config, data.held_out.labels, answers)
+            right = predict_scores(networks[name], state.params, part.images).argmax(axis=1) == part.labels
+            models[name] |= angle_accuracies(config, getattr(part, angle), right)
+        models[name] |= class_accuracies(config, data.held_out.labels, right)
     return result_document(EXPERIMENT, config, config.dataset, models, states, "held_out_accuracy")
 
 

@@ -730,10 +730,11 @@ def make_result(config: Config, states: Mapping[str, TrainState], data: Data, th
         models[name]["drop"] = models[name]["familiar_accuracy"] - models[name]["held_out_accuracy"]
         with Workers(threads) as workers:
             for part in (data.test, data.held_out):
-                answers = predict_scores(networks[name], state.params, part, config, workers).argmax(axis=1)
+                scores = predict_scores(networks[name], state.params, part, config, workers)
+                right = scores.argmax(axis=1) == part.labels
                 assert part.angles is not None
-                models[name] |= smallnorb.angle_accuracies(config, part.labels, part.angles, answers)
-        models[name] |= smallnorb.class_accuracies(config, data.held_out.labels, answers)
+                models[name] |= smallnorb.angle_accuracies(config, part.angles, right)
+        models[name] |= smallnorb.class_accuracies(config, data.held_out.labels, right)
     headline = "held_out_accuracy" if config.has_held_out else "accuracy"
     return result_document(EXPERIMENT, config, data.name, models, states, headline)
 
