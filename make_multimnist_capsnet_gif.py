@@ -87,7 +87,7 @@ def make_scene(recorder: Recorder, subtitle: str) -> tuple[Figure, Callable[[int
     left.xaxis.set_label_position("bottom")
     said = [grid.write(2, m, "", fontsize=11, fontweight="bold", animated=True) for m in range(len(seen))]
 
-    accuracy_axis(right, None, 1 / multimnist.N_PAIRS, f"1/{multimnist.N_PAIRS}")
+    accuracy_axis(right, None, 1 / figures.N_PAIRS, f"1/{figures.N_PAIRS}")
     right.set_box_aspect(1.35)
     right.set_anchor("N")
     step_axis(right, config.n_steps)

@@ -322,7 +322,6 @@ def indicator(labels: Array, n_classes: int, dtype: Any) -> Array:
 # --- The capsule network ----------------------------------------------------------------------------------------------
 
 N_CLASSES = 10
-N_PAIRS = N_CLASSES * (N_CLASSES - 1) // 2  # of different classes
 DIGIT_SIDE = 28
 KERNEL = 9
 PRIMARY_SIZE = 8

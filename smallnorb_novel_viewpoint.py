@@ -556,12 +556,9 @@ class Network(NamedTuple):
 
 def make_models(config: Config) -> dict[str, Network]:
     """The capsule network and its two baselines, by name, in the order of the result table."""
-    init = functools.partial(capsules_init, config=config)
-    n_params = count_params(init(np.random.default_rng(0)))
-    # Each hidden unit costs its weights from conv1, its bias, and its weights to the classes.
-    J = len(config.classes)
-    conv_and_out_bias = CONV_KERNEL**2 * config.in_channels * CONV_CHANNELS + CONV_CHANNELS + J
-    n_matched = round((n_params - conv_and_out_bias) / (config.n_features + 1 + J))
+    init, rng = functools.partial(capsules_init, config=config), np.random.default_rng(0)
+    one, two = (count_params(cnn_init(rng, config, n_hidden)) for n_hidden in (1, 2))
+    n_matched = 1 + round((count_params(init(rng)) - one) / (two - one))  # each hidden unit has as many
     networks = [Network(
         "capsules", init, functools.partial(capsules_forward, config=config),
         functools.partial(capsules_backward, config=config), functools.partial(capsules_loss, config.loss),
@@ -1624,12 +1621,6 @@ def of_model(name: str, config: Any) -> tuple[int, float, float]:
     return (c.cnn_epochs, c.cnn_lr, c.cnn_weight_decay) if is_cnn else (c.n_epochs, c.lr, c.weight_decay)
 
 
-def update(state: TrainState, grads: Params, config: Config) -> None:
-    """One step of the optimiser."""
-    step = adamw_step if config.plain or not HAS_FAST else optimizers.adamw_step
-    step(state, [grads], *of_model(state.name, config)[1:], DECAYED)
-
-
 @functools.lru_cache(maxsize=2)
 def permutation(n: int, seed: int, *key: int) -> Array:
     """A random order of 0 to n - 1, the same for the same seed and key (the epoch). Cached: do not write to it."""
@@ -1638,8 +1629,10 @@ def permutation(n: int, seed: int, *key: int) -> Array:
 
 def train(model: Network, config: Config, data: Data, state: TrainState, callback: Callback) -> None:
     """Train ``state`` in place to the model's number of epochs. Raises UserError where the loss stops being finite."""
+    n_epochs, lr, weight_decay = of_model(model.name, config)
     n, per_epoch = len(data.train.labels), steps_per_epoch(config, data)
-    n_steps = per_epoch * of_model(model.name, config)[0]
+    n_steps = per_epoch * n_epochs
+    update = adamw_step if config.plain or not HAS_FAST else optimizers.adamw_step
     while state.step < n_steps:
         started = time.perf_counter()
         epoch, position = divmod(state.step, per_epoch)
@@ -1650,7 +1643,7 @@ def train(model: Network, config: Config, data: Data, state: TrainState, callbac
             scores, cache = model.forward(state.params, x.astype(config.dtype, copy=False))
             loss, dscores = model.loss(scores, data.train.labels[batch], progress)
             grads, _ = model.backward(dscores, cache)
-            update(state, grads, config)
+            update(state, [grads], lr, weight_decay, DECAYED)
         state.add({"train_loss": loss}, started, weight=len(batch))
         if epoch_ended := state.step % per_epoch == 0:
             with np.errstate(all="ignore"):

@@ -49,6 +49,7 @@ from support.experiment import ROOT, redeclared
 from support.results import parse_json
 
 MODELS = {"capsnet": CAPSNET, "cnn": CNN._replace(label="CNN without pooling"), "cnn_pool": POOLING}
+N_PAIRS = multimnist.N_CLASSES * (multimnist.N_CLASSES - 1) // 2  # of different classes
 DIGIT_COLOURS = YELLOW, SKY  # of the first and the second digit; where both are bright their sum is white
 RESULTS = Path("results") / multimnist.EXPERIMENT / "registered_composites_48000.json#capsnet"
 SCALING_RESULTS = RESULTS.with_name("scaling.json")  # all lengths, with few seeds and no verdict
@@ -158,7 +159,7 @@ def draw_training_curves(run: Run) -> Figure:
         "recon_mse": f"reconstruction, MSE of a pixel, {tested(run.config)}",
         "set_accuracy": f"both digits right, {tested(run.config)}",
     }
-    return draw_histories(subtitle(run), titles, run.states, MODELS, 1 / multimnist.N_PAIRS)
+    return draw_histories(subtitle(run), titles, run.states, MODELS, 1 / N_PAIRS)
 
 
 def draw_reconstructions(run: Run) -> Figure:

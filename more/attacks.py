@@ -44,7 +44,7 @@ def margin_to(target: int) -> Loss:
     return loss
 
 
-class Network(NamedTuple):
+class Attacked(NamedTuple):
     """What an attacker knows of a network."""
 
     scores: Callable[[Array], Array]  # images (N, H, W, C) -> (N, J); the greatest is the answer
@@ -56,7 +56,7 @@ class Network(NamedTuple):
 def network_of(
     forward: Callable[[Array], tuple[Array, Any]], backward: Callable[[Array, Any], Array], losses: Mapping[str, Loss],
     size: int, run: Callable[..., Any] = map, towards: Callable[[int], Loss] = margin_to,
-) -> Network:
+) -> Attacked:
     """From a pair: forward(x) -> scores, cache; backward(dscores, cache) -> dx. It is given ``size`` images at a time,
     by ``run``, which may be the map of a pool of threads."""
 
@@ -72,10 +72,10 @@ def network_of(
         found, values, dx = (np.concatenate(each) for each in zip(*run(part, range(0, len(x), size)), strict=True))
         return found, values, dx
 
-    return Network(scores, gradient, losses, towards)
+    return Attacked(scores, gradient, losses, towards)
 
 
-def misled(network: Network, images: Array, labels: Array) -> Array:
+def misled(network: Attacked, images: Array, labels: Array) -> Array:
     """Which images are classified wrongly, (N,)."""
     return network.scores(images).argmax(axis=1) != labels
 
@@ -148,7 +148,7 @@ def checks(n_steps: int) -> set[int]:
 
 
 def iterated(
-    network: Network, images: Array, labels: Array, loss: Loss, epsilon: float, n_steps: int, bounds: Bounds,
+    network: Attacked, images: Array, labels: Array, loss: Loss, epsilon: float, n_steps: int, bounds: Bounds,
     start: Array | None = None, stop: bool = True,
 ) -> Array:
     """Those images (N, H, W, C) of the greatest loss that ``n_steps`` steps reach from ``start``, or from the images.
@@ -191,7 +191,7 @@ HALVINGS = (0.001, 0.005, 0.02, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8)  # shares of the 
 
 
 def squares(
-    network: Network, images: Array, labels: Array, epsilon: float, n_queries: int, bounds: Bounds,
+    network: Attacked, images: Array, labels: Array, epsilon: float, n_queries: int, bounds: Bounds,
     rng: np.random.Generator,
 ) -> Array:
     """Images (N, H, W, C) of as great a margin as a random search finds: it begins with stripes, and brings one random
@@ -237,7 +237,7 @@ class Found(NamedTuple):
 
 
 def attack(
-    network: Network, others: Mapping[str, Network], images: Array, labels: Array, epsilons: Sequence[float],
+    network: Attacked, others: Mapping[str, Attacked], images: Array, labels: Array, epsilons: Sequence[float],
     bounds: Bounds, rng: np.random.Generator, effort: Effort = DEFAULT,
 ) -> Found:
     """All attacks with rising ``epsilons``. What has misled the network with a smaller one does not attack the image
@@ -257,7 +257,7 @@ def attack(
     ways += [(others[name], others[name].losses[MARGIN]) for name in (VOTE,) if name in others]
     found, table = list[dict[str, Array]](), list[dict[int, float]]()
 
-    def ascend(right: Array, along: Network, loss: Loss, epsilon: float, n_steps: int, starts: bool = False) -> None:
+    def ascend(right: Array, along: Attacked, loss: Loss, epsilon: float, n_steps: int, starts: bool = False) -> None:
         if len(on := np.flatnonzero(right)):
             x, y = images[on], labels[on]
             start = rng.uniform(*box(x, epsilon, bounds)).astype(x.dtype) if starts else None

@@ -294,7 +294,7 @@ DENSE_PART = 64  # images of the dense networks at a time
 
 def attacked_network(
     config: Config, name: str, params: Params, workers: Workers, vote: bool = False
-) -> attacks.Network:
+) -> attacks.Attacked:
     """A trained network, or with ``vote`` the capsules without the routing of the class capsules."""
     size, has_odds = conv.PART, name == "capsules"
     digits = capsnet_config(config) if config.network == "capsnet" else affine.Config()

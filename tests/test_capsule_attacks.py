@@ -172,7 +172,7 @@ def test_losses_and_that_their_test_sees_errors(name: str, monkeypatch: pytest.M
 # --- One attack -------------------------------------------------------------------------------------------------------
 
 
-def parabola(target: Array) -> attacks.Network:
+def parabola(target: Array) -> attacks.Attacked:
     """A network of one score, which is highest where the image is the ``target``, and whose loss is that score."""
 
     def loss(scores: Array, labels: Array) -> tuple[Array, Array]:
@@ -229,7 +229,7 @@ def test_a_start_that_misleads_is_kept() -> None:
         first = x.reshape(len(x), -1)[:, 0]
         return np.stack([0.55 - first, first - 0.55], axis=1), -first, -np.ones_like(x)
 
-    images, network = np.full((1, 1, 2, 1), 0.5), attacks.Network(lambda x: x, gradient, {})
+    images, network = np.full((1, 1, 2, 1), 0.5), attacks.Attacked(lambda x: x, gradient, {})
     found = [attacks.iterated(network, images, np.zeros(1, np.intp), attacks.margin_loss, 0.1, 3, (0.0, 1.0),
                               np.full((1, 1, 2, 1), 0.58), stop) for stop in (True, False)]
     np.testing.assert_array_equal(found[0], 0.58)
@@ -253,8 +253,8 @@ def test_steps_are_halved_until_they_reach_what_no_step_of_the_first_size_would(
 
 
 class Trained(NamedTuple):
-    network: attacks.Network
-    others: dict[str, attacks.Network]
+    network: attacks.Attacked
+    others: dict[str, attacks.Attacked]
     images: Array
     labels: Array
 
@@ -436,7 +436,7 @@ def test_the_vote_attacks_from_random_starts_too() -> None:
         return scores(x), np.abs(x - 0.5).ravel(), x - 0.5
 
     losses = {attacks.MARGIN: loss}
-    network, other = attacks.Network(scores, flat, losses), attacks.Network(scores, outward, losses)
+    network, other = attacks.Attacked(scores, flat, losses), attacks.Attacked(scores, outward, losses)
     effort = attacks.Effort(first_steps=4, most_steps=16, queries=0)
     left = {}
     for name in (attacks.VOTE, "from_cnn"):
@@ -463,7 +463,7 @@ def test_an_attack_along_another_network_goes_on_where_that_one_errs() -> None:
         return np.tile([0.0, 1.0], (len(x), 1)), x.ravel(), np.full_like(x, next(ways))
 
     losses = {attacks.MARGIN: attacks.margin_loss}
-    network, other = attacks.Network(scores, flat, losses), attacks.Network(scores, down_and_up, losses)
+    network, other = attacks.Attacked(scores, flat, losses), attacks.Attacked(scores, down_and_up, losses)
     effort = attacks.Effort(first_steps=20, most_steps=20, queries=0)
     rng = np.random.default_rng(0)
     found = attacks.attack(network, {"from_cnn": other}, images, labels, (0.1,), m.PIXELS, rng, effort)
@@ -483,7 +483,7 @@ def test_the_attacks_towards_each_class_reach_what_the_greatest_wrong_score_lead
         values, dscores = loss(scores(x), labels)
         return scores(x), values, (dscores @ slopes).reshape(x.shape)
 
-    network = attacks.Network(scores, gradient, {attacks.MARGIN: attacks.margin_loss})
+    network = attacks.Attacked(scores, gradient, {attacks.MARGIN: attacks.margin_loss})
     images, effort = np.full((2, 1, 1, 1), 0.5), attacks.Effort(most_steps=20, queries=0)
     found = attacks.attack(network, {}, images, np.zeros(2, int), (0.1,), (0, 1), np.random.default_rng(0), effort)
     assert found.right["iterated" + attacks.MARGIN].all()
@@ -500,7 +500,7 @@ def test_an_image_that_is_misled_on_the_way_stays_misled() -> None:
     def gradient(x: Array, labels: Array, loss: Any) -> tuple[Array, Array, Array]:
         return scores(x), 1 - x.mean(axis=(1, 2, 3)), np.where(x < 0.3, 1.0, -1.0)
 
-    network = attacks.Network(scores, gradient, {attacks.MARGIN: attacks.margin_loss})
+    network = attacks.Attacked(scores, gradient, {attacks.MARGIN: attacks.margin_loss})
     images, effort = np.full((2, 1, 1, 1), 0.2), attacks.Effort(most_steps=20, queries=0)
     found = attacks.attack(network, {}, images, np.zeros(2, int), (0.2,), (0, 1), np.random.default_rng(0), effort)
     for kind in ("fgsm", "iterated"):

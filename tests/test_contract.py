@@ -692,8 +692,8 @@ def test_main_without_argv_takes_no_flags_and_leaves_all_as_it_was(
 
 OWN = {  # of the two base scripts, under the same name
     "N_CLASSES", "cnn_init", "cnn_forward", "cnn_backward", "Network", "make_models", "Data", "make_data", "Config",
-    "MODEL_NAMES", "Options", "EVALUATION_BATCH", "evaluate", "update", "train", "EXPERIMENT", "train_all",
-    "make_result", "run", "describe", "format_table", "main",
+    "MODEL_NAMES", "Options", "EVALUATION_BATCH", "evaluate", "train", "EXPERIMENT", "train_all", "make_result",
+    "run", "describe", "format_table", "main",
 }
 
 
