@@ -123,11 +123,9 @@ def main(argv: Sequence[str]) -> None:
     config, options, given = parse(
         Config, Options, argv,
         "Train the capsule network of the MultiMNIST experiment and animate its reconstructions.",
-        [
-            ("", "A frame every 25 steps of four epochs: about 3 minutes."),
-            ("--n-epochs 1 --out draft.gif", "A draft of one epoch: about 30 seconds."),
-            ("--n-epochs 20 --snapshot-every 150", "A longer training, and a frame every 150 steps: about 8 minutes."),
-        ],
+        ("", "A frame every 25 steps of four epochs: about 3 minutes."),
+        ("--n-epochs 1 --out draft.gif", "A draft of one epoch: about 30 seconds."),
+        ("--n-epochs 20 --snapshot-every 150", "A longer training, and a frame every 150 steps: about 8 minutes."),
     )
     require_writable(options.out)
     config, who, _ = with_reported_seed(*figures.MEDIAN_OF, config, given)

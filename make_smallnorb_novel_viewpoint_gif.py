@@ -196,11 +196,9 @@ def main(argv: Sequence[str]) -> None:
     config, options, _ = parse(
         Config, Options, argv,
         "Train the models of the novel-viewpoint experiment and animate their answers to turning objects.",
-        [
-            ("", "A turn after each of three epochs of eighty, 10 degrees a frame: about 15 seconds."),
-            ("--n-epochs 4 --sweep-frames 6 --out draft.gif", "Four epochs, six frames a turn: about 3 seconds."),
-            ("--snapshots 1 --sweep-frames 72", "The trained networks alone, 5 degrees a frame: about 15 seconds."),
-        ],
+        ("", "A turn after each of three epochs of eighty, 10 degrees a frame: about 15 seconds."),
+        ("--n-epochs 4 --sweep-frames 6 --out draft.gif", "Four epochs, six frames a turn: about 3 seconds."),
+        ("--snapshots 1 --sweep-frames 72", "The trained networks alone, 5 degrees a frame: about 15 seconds."),
     )
     require_writable(options.out)
     n_epochs = longest(config)

@@ -1016,8 +1016,8 @@ class Parser(argparse.ArgumentParser):
 
 
 def parse(
-    config: type[C], options: type[O], argv: Sequence[str], description: str = "",
-    examples: Sequence[tuple[str, str]] = (), epilog: str = "",
+    config: type[C], options: type[O], argv: Sequence[str], description: str = "", *examples: tuple[str, str],
+    epilog: str = "",
 ) -> tuple[C, O, dict[str, Any]]:
     """Both dataclasses as the command line sets them, and the texts of the flags that it has. An example is a pair:
     flags, and what they do in which time. Ends the script after ``--help``. Raises UsageError."""
@@ -1715,11 +1715,9 @@ def main(argv: Sequence[str]) -> None:
     config, options, _ = parse(
         Config, Options, argv,
         "Train a capsule network and two CNNs to recognise both digits of a composite, of two laid over each other.",
-        [
-            ("", "Three models, four epochs of 12,000 composites: about 7 minutes."),
-            ("--models capsnet --n-epochs 20 --checkpoint run.npz",
-             "Train the capsules longer and keep them: about 8 minutes."),
-        ],
+        ("", "Three models, four epochs of 12,000 composites: about 7 minutes."),
+        ("--models capsnet --n-epochs 20 --checkpoint run.npz",
+         "Train the capsules longer and keep them: about 8 minutes."),
     )
     require_own_outputs(EXPERIMENT, config, options)
     result, states = run(config, options, names=options.models)

@@ -936,8 +936,8 @@ class Parser(argparse.ArgumentParser):
 
 
 def parse(
-    config: type[C], options: type[O], argv: Sequence[str], description: str = "",
-    examples: Sequence[tuple[str, str]] = (), epilog: str = "",
+    config: type[C], options: type[O], argv: Sequence[str], description: str = "", *examples: tuple[str, str],
+    epilog: str = "",
 ) -> tuple[C, O, dict[str, Any]]:
     """Both dataclasses as the command line sets them, and the texts of the flags that it has. An example is a pair:
     flags, and what they do in which time. Ends the script after ``--help``. Raises UsageError."""
@@ -1709,11 +1709,9 @@ def format_table(result: dict[str, Any]) -> str:
 def main(argv: Sequence[str]) -> None:
     config, options, _ = parse(
         Config, Options, argv, "Train matrix capsules and two CNNs on a range of viewpoints, and test them on another.",
-        [
-            ("", "Three models on the write-up's objects, azimuths 200 to 330 degrees held out: about 10 seconds."),
-            ("--train-elevations 10:35 --test-elevations 40:70", "With elevations held out: about 10 seconds."),
-            ("--em-grad stop", "EM routing without the gradient through its iterations: about 10 seconds."),
-        ],
+        ("", "Three models on the write-up's objects, azimuths 200 to 330 degrees held out: about 10 seconds."),
+        ("--train-elevations 10:35 --test-elevations 40:70", "With elevations held out: about 10 seconds."),
+        ("--em-grad stop", "EM routing without the gradient through its iterations: about 10 seconds."),
     )
     require_own_outputs(EXPERIMENT, config, options)
     result, states = run(config, options, names=options.models)

@@ -346,12 +346,10 @@ def trained(asked: Config, options: Options, given: Collection[str]) -> Run:
 main = figure_script(
     multimnist.EXPERIMENT, Config, Options,
     "Draw the figures of the MultiMNIST experiment, from a checkpoint or after training its models.",
-    [
-        ("--checkpoint run.npz", "All figures of these networks: about 9 seconds."),
-        ("", "All figures, after training the three models for four epochs: about 7 minutes."),
-        ("--figures scaling", "Accuracy against the length of training, from committed results: about 2 seconds."),
-    ],
-    trained, OF_RUN, OF_RESULTS, N_COLOURS,
+    ("--checkpoint run.npz", "All figures of these networks: about 9 seconds."),
+    ("", "All figures, after training the three models for four epochs: about 7 minutes."),
+    ("--figures scaling", "Accuracy against the length of training, from committed results: about 2 seconds."),
+    prepare=trained, of_run=OF_RUN, of_results=OF_RESULTS, n_colours=N_COLOURS,
 )
 
 

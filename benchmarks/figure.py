@@ -44,8 +44,8 @@ def draw_steps(tables: dict[str, Any]) -> Figure:
 
 main = figure_script(
     "speed", Settings, OutOptions, "Draw training steps as DIR/speed/steps.png.",
-    [("", "The picture of the committed times: about 3 seconds.")],
-    lambda *_: read_result(STEPS)["tables"], {"steps": draw_steps},
+    ("", "The picture of the committed times: about 3 seconds."),
+    prepare=lambda *_: read_result(STEPS)["tables"], of_run={"steps": draw_steps},
 )
 
 

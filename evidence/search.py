@@ -289,9 +289,9 @@ def search(config: Config, cache: Path, run_all: Callable[..., Iterable[Any]] = 
 def parse_search(argv: Sequence[str]) -> tuple[Config, Options]:
     return parse(
         Config, Options, argv, "Search rate, weight decay and length of training of one network.",
-        [("", "Dense capsules, new azimuths: about 90 minutes."),
-         ("--model cnn", "The CNN of their size: about 15 minutes."),
-         ("--network capsnet", "A CapsNet on 48,000 composites of two digits: about 60 minutes.")],
+        ("", "Dense capsules, new azimuths: about 90 minutes."),
+        ("--model cnn", "The CNN of their size: about 15 minutes."),
+        ("--network capsnet", "A CapsNet on 48,000 composites of two digits: about 60 minutes."),
     )[:2]
 
 

@@ -567,13 +567,11 @@ def main(argv: Sequence[str]) -> None:
     config, options, given = parse(
         Config, Options, argv,
         "Write a page in which a person draws digits, moves the numbers of a capsule and turns an object.",
-        [
-            ("", "Train all networks, then write explorer.html: about 7 minutes."),
-            ("--multimnist a.npz --viewpoint b.npz", "The page of two checkpoints: about 20 seconds."),
-            ("--multimnist a.npz --out draft.html", "Train only the networks of the object: about 30 seconds."),
-            ("--keep", "After a change of explorer/page/: about 1 second."),
-        ],
-        "The page is one file, --out. An experiment's --checkpoint FILE writes a checkpoint.",
+        ("", "Train all networks, then write explorer.html: about 7 minutes."),
+        ("--multimnist a.npz --viewpoint b.npz", "The page of two checkpoints: about 20 seconds."),
+        ("--multimnist a.npz --out draft.html", "Train only the networks of the object: about 30 seconds."),
+        ("--keep", "After a change of explorer/page/: about 1 second."),
+        epilog="The page is one file, --out. An experiment's --checkpoint FILE writes a checkpoint.",
     )
     require_writable(options.out)
     if options.keep:

@@ -153,12 +153,9 @@ class Options(Settings):
 @script
 def main(argv: Sequence[str]) -> None:
     config, options, _ = parse(
-        Config, Options, argv,
-        "Record explorer.html in use as a GIF, in a headless Chromium, with selenium.",
-        [
-            ("", "Record explorer.html as explorer.gif: about 30 seconds."),
-            ("--page draft.html --out draft.gif", "Record another page: about 30 seconds."),
-        ],
+        Config, Options, argv, "Record explorer.html in use as a GIF, in a headless Chromium, with selenium.",
+        ("", "Record explorer.html as explorer.gif: about 30 seconds."),
+        ("--page draft.html --out draft.gif", "Record another page: about 30 seconds."),
     )
     require_writable(options.out, *filter(None, [options.preview]))
     if not config.page.is_file():

@@ -317,11 +317,9 @@ def example(*_: Any) -> Trained:
 
 main = figure_script(
     NAME, Config, Options, "Draw the pictures of docs/how_capsules_work.md.",
-    [
-        ("", "All pictures, after the training of the lesson: about 1 minute."),
-        ("--figures em_routing --outdir draft", "One of the drawn ones, into draft/: about 1 second."),
-    ],
-    example, OF_NETWORK, DRAWN,
+    ("", "All pictures, after the training of the lesson: about 1 minute."),
+    ("--figures em_routing --outdir draft", "One of the drawn ones, into draft/: about 1 second."),
+    prepare=example, of_run=OF_NETWORK, of_results=DRAWN,
 )
 
 

@@ -432,13 +432,10 @@ def format_table(result: Mapping[str, Any]) -> str:
 @script
 def main(argv: Sequence[str]) -> None:
     config, options, _ = parse(
-        Config, Options, argv,
-        "Train capsules and a CNN, and attack both by small changes of the images.",
-        [
-            ("", "Both networks on drawn shapes, all attacks: about 10 minutes."),
-            ("--network dense --n-attack 50", "The dense networks: about 40 seconds."),
-            ("--models cnn --epsilons 0.1,0.2", "The CNN alone, two sizes of attack: about 15 seconds."),
-        ],
+        Config, Options, argv, "Train capsules and a CNN, and attack both by small changes of the images.",
+        ("", "Both networks on drawn shapes, all attacks: about 10 minutes."),
+        ("--network dense --n-attack 50", "The dense networks: about 40 seconds."),
+        ("--models cnn --epsilons 0.1,0.2", "The CNN alone, two sizes of attack: about 15 seconds."),
     )
     require_own_outputs(EXPERIMENT, config, options)
     result, states = run(config, options, names=options.models)

@@ -792,13 +792,10 @@ def predict(checkpoint: Path, pictures: Sequence[Path]) -> str:
 @script
 def main(argv: Sequence[str]) -> None:
     config, options, given = parse(
-        Config, Options, argv,
-        "Train convolutional matrix capsules and a CNN on digits or on views of objects.",
-        [
-            ("--n-train 6000 --n-epochs 2", "A short training on MNIST: about 30 seconds."),
-            ("--dataset voxels", "Both models on held-out views of the write-up's objects: about 20 seconds."),
-            ("--checkpoint run.npz --predict digit.png", "The digit in a picture: about 1 second."),
-        ],
+        Config, Options, argv, "Train convolutional matrix capsules and a CNN on digits or on views of objects.",
+        ("--n-train 6000 --n-epochs 2", "A short training on MNIST: about 30 seconds."),
+        ("--dataset voxels", "Both models on held-out views of the write-up's objects: about 20 seconds."),
+        ("--checkpoint run.npz --predict digit.png", "The digit in a picture: about 1 second."),
     )
     if options.predict:
         require_alone(given, "predict", "checkpoint", "threads", "quiet")

@@ -199,11 +199,9 @@ def main(argv: Sequence[str]) -> None:
     config, options, _ = parse(
         Config, Options, argv,
         "Train the convolutional matrix capsules and animate the routing of their votes on the way.",
-        [
-            ("--n-epochs 1 --n-train 20000", "One epoch of 20,000 digits: about 1 minute."),
-            ("--n-epochs 1 --n-train 2000 --snapshots 4 --out draft.gif", "A short draft: about 15 seconds."),
-            ("--dataset voxels", "Views of the write-up's objects instead of digits: about 15 seconds."),
-        ],
+        ("--n-epochs 1 --n-train 20000", "One epoch of 20,000 digits: about 1 minute."),
+        ("--n-epochs 1 --n-train 2000 --snapshots 4 --out draft.gif", "A short draft: about 15 seconds."),
+        ("--dataset voxels", "Views of the write-up's objects instead of digits: about 15 seconds."),
     )
     require_writable(options.out)
     data = conv.make_data(config)

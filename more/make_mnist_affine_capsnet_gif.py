@@ -135,10 +135,8 @@ def main(argv: Sequence[str]) -> None:
         Config, Options, argv,
         "Animate the answers to rotating digits in the affine-digits experiment, from a checkpoint or after training"
         " its models.",
-        [
-            ("--checkpoint run.npz", "Three rotating digits and these networks: about 1 minute."),
-            ("--n-train 6000 --n-epochs 4", "After a short training on 6,000 digits: about 3 minutes."),
-        ],
+        ("--checkpoint run.npz", "Three rotating digits and these networks: about 1 minute."),
+        ("--n-train 6000 --n-epochs 4", "After a short training on 6,000 digits: about 3 minutes."),
     )
     require_writable(options.out)
     run = figures.finished(config, options, given)

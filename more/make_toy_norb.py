@@ -94,9 +94,10 @@ class Options(Settings):
 def main(argv: Sequence[str]) -> None:
     config, options, given = parse(
         Config, Options, argv, "Draw toys in the files of smallNORB, or a sheet of them.",
-        [("", "The whole set, 48,600 pairs of pictures, into the folder toys: about 1 minute."),
-         ("--figure sheet.png", "A sheet of all fifty toys: about 2 seconds.")],
-        "The six files go to --out-dir; more.conv_matrix_capsules --dataset smallnorb --data-dir DIR reads them.",
+        ("", "The whole set, 48,600 pairs of pictures, into the folder toys: about 1 minute."),
+        ("--figure sheet.png", "A sheet of all fifty toys: about 2 seconds."),
+        epilog="The six files go to --out-dir; more.conv_matrix_capsules --dataset smallnorb --data-dir DIR reads"
+        " them.",
     )
     require_writable(*filter(None, [options.figure]))
     if options.figure and "out_dir" in given:

@@ -508,11 +508,9 @@ def main(argv: Sequence[str]) -> None:
     config, options, given = parse(
         Config, Options, argv,
         "Train a capsule network, a CNN and LeNet-5 on upright digits and test them on rotated and distorted ones.",
-        [
-            ("", "Three models, twelve epochs of MNIST: about 35 minutes."),
-            ("--n-train 6000 --n-epochs 4 --checkpoint run.npz",
-             "A short training on 6,000 digits, which is kept: about 3 minutes."),
-        ],
+        ("", "Three models, twelve epochs of MNIST: about 35 minutes."),
+        ("--n-train 6000 --n-epochs 4 --checkpoint run.npz",
+         "A short training on 6,000 digits, which is kept: about 3 minutes."),
     )
     if "check_every" in given and config.match_accuracy is None:
         raise SettingError("check_every", "needs --match-accuracy")

@@ -261,11 +261,9 @@ class Options(OutOptions):
 
 main = figure_script(
     experiment.EXPERIMENT, Config, Options, "Draw matrix capsules and their CNN under attack, and how they learn.",
-    [
-        ("", "All pictures, after a training: about 3 minutes."),
-        ("--figures attack_seeds", "That of the committed results: about 3 seconds."),
-    ],
-    lambda config, options, _: options, OF_RUN, OF_RESULTS,
+    ("", "All pictures, after a training: about 3 minutes."),
+    ("--figures attack_seeds", "That of the committed results: about 3 seconds."),
+    prepare=lambda config, options, _: options, of_run=OF_RUN, of_results=OF_RESULTS,
 )
 
 

@@ -276,11 +276,9 @@ def trained(asked: Config, options: Options, given: Collection[str]) -> Run:
 main = figure_script(
     conv.EXPERIMENT, Config, Options,
     "Draw the figures of the convolutional matrix capsules, from a checkpoint or after training them.",
-    [
-        ("--checkpoint run.npz", "All figures of these networks: about 10 seconds."),
-        ("--figures novel_viewpoints,table_2", "From committed results of five seeds: about 5 seconds."),
-    ],
-    trained, OF_RUN, OF_RESULTS,
+    ("--checkpoint run.npz", "All figures of these networks: about 10 seconds."),
+    ("--figures novel_viewpoints,table_2", "From committed results of five seeds: about 5 seconds."),
+    prepare=trained, of_run=OF_RUN, of_results=OF_RESULTS,
 )
 
 

@@ -154,12 +154,10 @@ class Options(FigureOptions):
 main = figure_script(
     affine.EXPERIMENT, Config, Options,
     "Draw the figures of the affine-digits experiment, from a checkpoint or after training its models.",
-    [
-        ("--checkpoint run.npz", "Both figures of these networks: about 2 minutes."),
-        ("--n-train 6000 --n-epochs 4", "Both figures, after a short training: about 4 minutes."),
-        ("--checkpoint run.npz --n-sweep 100", "Of fewer digits at each angle: about 1 minute."),
-    ],
-    finished, OF_RUN,
+    ("--checkpoint run.npz", "Both figures of these networks: about 2 minutes."),
+    ("--n-train 6000 --n-epochs 4", "Both figures, after a short training: about 4 minutes."),
+    ("--checkpoint run.npz --n-sweep 100", "Of fewer digits at each angle: about 1 minute."),
+    prepare=finished, of_run=OF_RUN,
 )
 
 

@@ -196,8 +196,8 @@ def svg_bytes(name: str) -> bytes:
 def main(argv: Sequence[str]) -> None:
     _, options, _ = parse(
         Settings, OutOptions, argv, "Draw the four capsule networks as SVG, with their real shapes and numbers of"
-        " parameters.", [("", "All four drawings: about 3 seconds.")],
-        "The drawings go to DIR/networks/, where DIR is --outdir.",
+        " parameters.", ("", "All four drawings: about 3 seconds."),
+        epilog="The drawings go to DIR/networks/, where DIR is --outdir.",
     )
     for name in NETWORKS:
         path = options.outdir / "networks" / f"{name}.svg"

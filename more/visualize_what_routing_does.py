@@ -73,11 +73,9 @@ def draw_training_curves(of: tuple[Config, Options]) -> Figure:
 main = figure_script(
     experiment.EXPERIMENT, Config, Options,
     "Draw how matrix capsules learn with EM routing, and with one part replaced.",
-    [
-        ("", "The four trainings and the picture: about 40 seconds."),
-        ("--seed 1 --n-epochs 2", "Of another seed, and shorter: about 15 seconds."),
-    ],
-    lambda config, options, _: (config, options), {"training_curves": draw_training_curves},
+    ("", "The four trainings and the picture: about 40 seconds."),
+    ("--seed 1 --n-epochs 2", "Of another seed, and shorter: about 15 seconds."),
+    prepare=lambda config, options, _: (config, options), of_run={"training_curves": draw_training_curves},
 )
 
 

@@ -141,11 +141,9 @@ def shown_pictures(asked: Config, options: Options, given: Collection[str]) -> t
 
 main = figure_script(
     own.EXPERIMENT, Config, Options, "Draw a sheet of ten of your own pictures as the networks see them.",
-    [
-        ("--data-dir photographs", "Ten test pictures: about 2 seconds."),
-        ("--data-dir photographs --checkpoint run.npz", "And the networks' answers: about 3 seconds."),
-    ],
-    shown_pictures, {"pictures": lambda shown: sheet(*shown)},
+    ("--data-dir photographs", "Ten test pictures: about 2 seconds."),
+    ("--data-dir photographs --checkpoint run.npz", "And the networks' answers: about 3 seconds."),
+    prepare=shown_pictures, of_run={"pictures": lambda shown: sheet(*shown)},
 )
 
 

@@ -463,13 +463,10 @@ def describe(result: dict[str, Any]) -> str:
 @script
 def main(argv: Sequence[str]) -> None:
     config, options, _ = parse(
-        Config, Options, argv,
-        "Replace one part of a capsule network, and train and test it.",
-        [
-            ("", "Matrix capsules with EM routing on drawn shapes: about 20 seconds."),
-            ("--assignments even", "The same with even assignments: about 20 seconds."),
-            ("--study signs", "Poses against their negatives, without and with a bias: about 2 seconds."),
-        ],
+        Config, Options, argv, "Replace one part of a capsule network, and train and test it.",
+        ("", "Matrix capsules with EM routing on drawn shapes: about 20 seconds."),
+        ("--assignments even", "The same with even assignments: about 20 seconds."),
+        ("--study signs", "Poses against their negatives, without and with a bias: about 2 seconds."),
     )
     if config.study == "signs" and options.checkpoint:
         raise SettingError("checkpoint", "--study signs takes seconds and saves nothing")

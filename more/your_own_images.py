@@ -413,12 +413,10 @@ def main(argv: Sequence[str]) -> None:
     config, options, given = parse(
         Config, Options, argv,
         "Train two capsule networks and a CNN on your own pictures, and name the classes of others.",
-        [
-            ("--data-dir photographs --checkpoint run.npz", "300 pictures of three classes: about 1 minute."),
-            ("--data-dir photographs --colour rgb --models capsules", "In colour, one network: about 40 seconds."),
-            ("--checkpoint run.npz --predict new/ 'more/*.jpg' --out answers.csv",
-             "Name the classes of other pictures: about 1 second."),
-        ],
+        ("--data-dir photographs --checkpoint run.npz", "300 pictures of three classes: about 1 minute."),
+        ("--data-dir photographs --colour rgb --models capsules", "In colour, one network: about 40 seconds."),
+        ("--checkpoint run.npz --predict new/ 'more/*.jpg' --out answers.csv",
+         "Name the classes of other pictures: about 1 second."),
     )
     if options.out and not options.predict:
         raise SettingError("out", "needs --predict")

@@ -557,9 +557,9 @@ def choice_of_figures(*names: str) -> Any:
 
 
 def figure_script(
-    name: str, config: Any, options: Any, about: str, examples: Sequence[tuple[str, str]],
-    prepare: Callable[..., Any], of_run: Mapping[str, Callable[[Any], Figure]],
-    of_results: Mapping[str, Callable[[], Figure]] | None = None, n_colours: Mapping[str, int] | None = None,
+    name: str, config: Any, options: Any, about: str, *examples: tuple[str, str], prepare: Callable[..., Any],
+    of_run: Mapping[str, Callable[[Any], Figure]], of_results: Mapping[str, Callable[[], Figure]] | None = None,
+    n_colours: Mapping[str, int] | None = None,
 ) -> Callable[..., int]:
     """The ``main`` of a script that writes the figures that --figures names, or all, to DIR/``name``/.
 
@@ -570,8 +570,8 @@ def figure_script(
 
     @script
     def main(argv: Sequence[str]) -> None:
-        asked, chosen, given = parse(config, options, argv, about, examples,
-                                     f"The pictures go to DIR/{name}/, where DIR is --outdir.")
+        asked, chosen, given = parse(config, options, argv, about, *examples,
+                                     epilog=f"The pictures go to DIR/{name}/, where DIR is --outdir.")
         folder, wanted = chosen.outdir / name, getattr(chosen, "figures", ()) or drawers
         require_writable(*(folder / f"{figure}.png" for figure in drawers if figure in wanted))
         with blas_threads(getattr(chosen, "threads", 1)):

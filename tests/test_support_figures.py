@@ -324,8 +324,8 @@ def test_an_animation_may_replace_the_picture_of_a_page(monkeypatch: Patch) -> N
 
 def test_each_figure_has_the_palette_that_its_script_gives_it(monkeypatch: Patch, tmp_path: Path) -> None:
     monkeypatch.setattr(figures, "write_figure", write := Mock())
-    main = figures.figure_script("x", figures.Settings, figures.OutOptions, "", [], Mock(), {},
-                                 {"a": Mock(), "b": Mock()}, {"a": 7})
+    main = figures.figure_script("x", figures.Settings, figures.OutOptions, "", prepare=Mock(), of_run={},
+                                 of_results={"a": Mock(), "b": Mock()}, n_colours={"a": 7})
     assert main([f"--outdir={tmp_path}"]) == 0
     assert [(call.args[0].stem, call.args[2]) for call in write.call_args_list] == [("a", 7), ("b", None)]
 
