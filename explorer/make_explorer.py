@@ -190,6 +190,7 @@ class Evidence(NamedTuple):
     shares: Array  # of the first reconstruction's squared error that goes when the second one is laid over it
     explained: Array  # of the image's square, by the reconstructions of the digits that are found
     widths: Array  # of the strokes, pixels
+    outlines: Array  # of the strokes, pixels
     inks: Array  # sums over the image, in white pixels
 
 
@@ -203,7 +204,8 @@ def evidence(config: Any, params: Params, images: Array, explains: float, worker
         first, both = (np.square(x - picture).sum(axis=(1, 2)) for picture in (drawn[:, 0], drawn.max(axis=1)))
         shares = 1 - both / first
         explained = 1 - np.where(shares >= explains, both, first) / np.square(x).sum(axis=(1, 2))
-        return np.stack([lengths.max(axis=1), shares, explained, shape_measures(x)["stroke width"], x.sum(axis=(1, 2))])
+        widths, inks = shape_measures(x)["stroke width"], x.sum(axis=(1, 2))
+        return np.stack([lengths.max(axis=1), shares, explained, widths, 2 * inks / widths, inks])
 
     parts = workers.map(work, range(0, len(images), multimnist.EVALUATION_BATCH))
     return Evidence(*np.concatenate(list(parts), axis=1))
@@ -217,7 +219,7 @@ def even_threshold(one: Array, two: Array) -> float:
 def n_found(rule: Mapping[str, float], seen: Evidence) -> Array:
     """How many digits the page finds in each image, 0, 1 or 2."""
     is_digit = (seen.lengths >= rule["least"]) & (seen.explained >= rule["explained"])
-    is_drawn = (seen.widths <= rule["widest"]) & (seen.inks <= rule["most"])
+    is_drawn = (seen.widths <= rule["widest"]) & (seen.outlines <= rule["outline"]) & (seen.inks <= rule["most"])
     return np.where(is_digit & is_drawn, 1 + (seen.shares >= rule["explains"]), 0)
 
 
@@ -225,9 +227,9 @@ def one_or_two(config: Any, params: Params, data: multimnist.Data, workers: Work
     """The page's rule, chosen on composites of training digits and on these digits alone, and how often it is right.
 
     ``explains`` errs equally often on both. Of both together, one in a hundred has a shorter longest capsule than
-    ``least``, and one in a hundred less ``explained``; none has wider strokes than ``widest`` or more ink than
-    ``most``. ``two`` and ``one``: the parts of test composites, and of their first digits alone, in which the page
-    finds as many digits as there are.
+    ``least``, and one in a hundred less ``explained``; none has wider strokes than ``widest``, a longer ``outline`` of
+    them or more ink than ``most``. ``two`` and ``one``: the parts of test composites, and of their first digits alone,
+    in which the page finds as many digits as there are.
     """
     pairs = data.train.draw(generator(config.seed, Stream.EVALUATION, 1), N_CHOICE)
     choice = data.train.render(pairs)
@@ -242,6 +244,7 @@ def one_or_two(config: Any, params: Params, data: multimnist.Data, workers: Work
         "least": round(float(np.quantile(seen.lengths, RARE)), 3),
         "explained": round(float(np.quantile(seen.explained, RARE)), 3),
         "widest": round(float(seen.widths.max()), 2),
+        "outline": round(float(seen.outlines.max()), 1),
         "most": round(float(seen.inks.max()), 1),
     }
     one, two = (n_found(rule, look(images, explains)) for images in (data.test.sources[:, 0], data.test.images))

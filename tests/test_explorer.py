@@ -79,7 +79,7 @@ def config_of(experiment: Any, about: dict[str, Any]) -> Any:
 
 def evidence_of(config: Any, params: dict[str, Array], images: Array) -> tuple[Array, ...]:
     """A second computation of explorer.evidence, with sums image by image: the longest capsule, the second one's share,
-    what one reconstruction explains, what two do, the strokes' width, and the ink."""
+    what one reconstruction explains, what two do, the strokes' width, their outline, and the ink."""
     rows = []
     lengths, cache = digits.capsnet_forward(params, images, config)
     for n, x in enumerate(images):
@@ -87,18 +87,19 @@ def evidence_of(config: Any, params: dict[str, Array], images: Array) -> tuple[A
         first, second = (explorer.pictures_of(params, cache.v[n : n + 1, j], j)[0] for j in order[:2])
         one, two = ((x - first) ** 2).sum(), ((x - np.maximum(first, second)) ** 2).sum()
         down, up = x[1:, 1:] - x[:-1, :-1], x[:-1, 1:] - x[1:, :-1]
-        width = 2 * x.sum() / np.sqrt((down**2 + up**2) / 2).sum()
+        outline = np.sqrt((down**2 + up**2) / 2).sum()
         square = (x**2).sum()
-        rows.append((lengths[n].max(), 1 - two / one, 1 - one / square, 1 - two / square, width, x.sum()))
+        width = 2 * x.sum() / outline
+        rows.append((lengths[n].max(), 1 - two / one, 1 - one / square, 1 - two / square, width, outline, x.sum()))
     return tuple(np.array(rows).T)
 
 
 def digits_found(config: Any, params: dict[str, Array], images: Array, rule: dict[str, float]) -> Array:
-    longest, share, one, two, width, ink = evidence_of(config, params, images)
+    longest, share, one, two, width, outline, ink = evidence_of(config, params, images)
     is_two = share >= rule["explains"]
     explained = np.where(is_two, two, one)
     none = (longest < rule["least"]) | (explained < rule["explained"])
-    none |= (width > rule["widest"]) | (ink > rule["most"])
+    none |= (width > rule["widest"]) | (outline > rule["outline"]) | (ink > rule["most"])
     return np.where(none, 0, np.where(is_two, 2, 1))
 
 
@@ -248,7 +249,7 @@ def test_the_opening_is_the_view_where_one_network_is_furthest_ahead(names: Any,
 def test_parts_in_which_one_digit_and_two_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     found = iter([np.array([0, 1, 2, 2]), np.array([2, 1, 2, 2])])  # of the digits alone, of the composites
     monkeypatch.setattr(explorer, "n_found", lambda rule, seen: next(found))
-    monkeypatch.setattr(explorer, "evidence", lambda *_: explorer.Evidence(*np.ones((5, 2))))
+    monkeypatch.setattr(explorer, "evidence", lambda *_: explorer.Evidence(*np.ones((6, 2))))
     batch: Any = SimpleNamespace(sources=np.zeros((4, 2, 3, 3)), images=np.zeros((4, 3, 3)))
     train = SimpleNamespace(draw=lambda rng, n: n, render=lambda pairs: batch)
     data: Any = SimpleNamespace(train=train, test=batch)
@@ -730,12 +731,13 @@ def test_the_rule_of_one_digit_or_two(measured: Any) -> None:
     bounds = np.unique(np.concatenate([single[1], double[1]]))
     wrong = [max((single[1] >= bound).mean(), (double[1] < bound).mean()) for bound in bounds]
     explains = round(float(bounds[int(np.argmin(wrong))]), 3)
-    longest, share, one, two, width, ink = np.concatenate([single, double], axis=1)
+    longest, share, one, two, width, outline, ink = np.concatenate([single, double], axis=1)
     rule = {
         "explains": explains,
         "least": round(float(np.quantile(longest, 0.1)), 3),
         "explained": round(float(np.quantile(np.where(share >= explains, two, one), 0.1)), 3),
         "widest": round(float(width.max()), 2),
+        "outline": round(float(outline.max()), 1),
         "most": round(float(ink.max()), 1),
     }
     found = [digits_found(m.config, params, images, rule) for images in (m.data.test.sources[:, 0], m.data.test.images)]
@@ -744,8 +746,8 @@ def test_the_rule_of_one_digit_or_two(measured: Any) -> None:
     stated = m.driver.execute_script("return about.digits.naming")
     assert stated == pytest.approx({**rule, "nChoice": 50, "one": parts[0], "two": parts[1]}, abs=0.0011)
     said = numbers(text_of(m.driver, "naming"))
-    bounds_said = [100 * rule["explains"], 10, rule["least"], 100 * rule["explained"], rule["widest"], rule["most"]]
-    expected = [*bounds_said, 50, 300, 100 * parts[0], 300, 100 * parts[1]]
+    bounds = [100 * rule["explains"], 10, rule["least"], 100 * rule["explained"]]
+    expected = [*bounds, rule["widest"], rule["outline"], rule["most"], 50, 300, 100 * parts[0], 300, 100 * parts[1]]
     assert said == pytest.approx(expected, abs=0.0501)
     assert "chosen on 50 pairs of training digits" in text_of(m.driver, "naming")
     # On single images, as the browser finds them.
@@ -754,12 +756,12 @@ def test_the_rule_of_one_digit_or_two(measured: Any) -> None:
         return arguments[0].map((image) => {
             layers.forEach((layer) => { layer.exact = Float32Array.from(image); layer.used = true; });
             updateDigits();
-            return [digits.found.length, digits.share, digits.explained, digits.width, digits.ink];
+            return [digits.found.length, digits.share, digits.explained, digits.width, digits.outline, digits.ink];
         });""", [image.ravel().tolist() for image in images])
-    longest, share, one, two, width, ink = evidence_of(m.config, params, images)
+    longest, share, one, two, width, outline, ink = evidence_of(m.config, params, images)
     explained = np.where(share >= stated["explains"], two, one)
     np.testing.assert_allclose(
-        [row[1:] for row in asked], np.stack([share, explained, width, ink], axis=1), rtol=1e-3, atol=1e-3
+        [row[1:] for row in asked], np.stack([share, explained, width, outline, ink], axis=1), rtol=1e-3, atol=1e-3
     )
     assert [row[0] for row in asked] == digits_found(m.config, params, images, stated).tolist()
     assert len({row[0] for row in asked}) > 1
@@ -1237,6 +1239,18 @@ def test_a_dot_a_tiny_ring_and_a_full_canvas_are_no_digits(page: Any) -> None:
         drawn(page)
         assert text_of(page, "answer") == "Capsules: no digit. ", n
         assert "the small image holds as much ink as" in text_of(page, "why-text")
+    for n in (6, 7, 8, 9):  # lines beside each other, which the capsules take for digits
+        page.execute_script("""
+            $("clear").click();
+            const n = arguments[0];
+            for (let k = 0; k < n; k++) {
+                penDown({ x: 3, y: 8 + (272 * k) / (n - 1) }, "test");
+                penTo({ x: 285, y: 8 + (272 * k) / (n - 1) });
+                penUp();
+            }""", n)
+        drawn(page)
+        assert text_of(page, "answer") == "Capsules: no digit. ", n
+        assert "the strokes of the small image have an outline of" in text_of(page, "why-text")
     ring = """
         if (arguments[1]) selectLayer(1);
         else $("clear").click();

@@ -496,8 +496,9 @@ function updateDigits() {
   digits.result = Networks.capsnet(models.digits, about.digits.config, digits.image, MAX_ITERATIONS);
   $("stroke-time").textContent = `${(performance.now() - start).toFixed(0)} ms`;
   digits.cnn = Networks.cnnPool(models.pool, about.digits.config, digits.image);
-  digits.width = strokeWidth(digits.image);
+  digits.outline = outlineOf(digits.image);
   digits.ink = digits.image.reduce((a, b) => a + b, 0);
+  digits.width = (2 * digits.ink) / (digits.outline + 1e-9);
   updateAnswer();
   paint($("seen"), [digits.image], [WHITE], SIDE);
 }
@@ -539,7 +540,7 @@ function shareOf([first, second], image) {
 // Those of lengths were chosen for as many iterations as in training; after others the two longest are the answer.
 const isRuled = () => shownIteration() === about.digits.config.iterations;
 function found({ lengths }) {
-  const { explains, least, explained, widest, most } = about.digits.naming;
+  const { explains, least, explained, widest, outline, most } = about.digits.naming;
   const two = digits.share >= explains && !digits.small.length;
   digits.explained = explainedBy(two ? digits.recon : digits.recon.slice(0, 1), digits.image);
   digits.reasons = [
@@ -547,6 +548,7 @@ function found({ lengths }) {
     isRuled() && lengths[digits.named[0]] < least && `the longest capsule has length ${lengths[digits.named[0]].toFixed(3)}, less than ${least}`,
     isRuled() && digits.explained < explained && `what the capsules redraw explains ${signed(100 * digits.explained, 1).replace("+", "")}\u00a0% of the image, less than ${percent(explained)}`,
     digits.width > widest && `the strokes of the small image are ${digits.width.toFixed(1)} pixels wide (twice area over outline), more than ${widest}`,
+    digits.outline > outline && `the strokes of the small image have an outline of ${digits.outline.toFixed(1)} pixels, longer than ${outline}`, // many lines
     digits.ink > most && `the small image holds as much ink as ${digits.ink.toFixed(1)} white pixels, more than ${most}`, // a canvas that is scribbled over
   ].filter(Boolean);
   if (isEmpty() || digits.reasons.length) return [];
@@ -563,8 +565,8 @@ function explainedBy(recon, image) {
   return 1 - error / square;
 }
 
-// Pixels, twice area over outline, as shape_measures of make_explorer.py has it.
-function strokeWidth(image) {
+// Pixels, as shape_measures of make_explorer.py has it.
+function outlineOf(image) {
   let outline = 0;
   for (let r = 1; r < SIDE; r++) {
     for (let c = 1; c < SIDE; c++) {
@@ -572,7 +574,7 @@ function strokeWidth(image) {
       outline += Math.hypot(image[k] - image[k - SIDE - 1], image[k - SIDE] - image[k - 1]) / Math.SQRT2;
     }
   }
-  return (2 * image.reduce((a, b) => a + b, 0)) / (outline + 1e-9);
+  return outline;
 }
 
 const isEmpty = () => !layers.some((layer) => layer.used);
@@ -1366,7 +1368,7 @@ function showNumbers() {
   }
   const { nTest, naming } = about.digits;
   $("naming").textContent = `The network was trained on pairs alone, and some capsule is always the second longest. So the page redraws the longest one's digit, and then the second's too. A second digit is found only where that removes at least ${percent(naming.explains)} of the squared error that is left.`
-    + ` There are five reasons to find no digit at all. The drawing is smaller than half a digit of the training, ${LEAST_BOX} pixels. The longest capsule is below ${naming.least}, or less than ${percent(naming.explained)} of the image is explained. Strokes are wider than ${naming.widest} pixels, or there is more ink than ${naming.most} white pixels.`
+    + ` There are six reasons to find no digit at all. The drawing is smaller than half a digit of the training, ${LEAST_BOX} pixels. The longest capsule is below ${naming.least}, or less than ${percent(naming.explained)} of the image is explained. Strokes are wider than ${naming.widest} pixels, their outline is longer than ${naming.outline}, or there is more ink than ${naming.most} white pixels.`
     + ` All but the first were chosen on ${thousands(naming.nChoice)} pairs of training digits, one laid over the other, and as many single ones. Of ${thousands(nTest)} test images of one digit they give one digit, right or wrong, in ${percent(naming.one)}. Of ${thousands(nTest)} of two they give two in ${percent(naming.two)}.`;
   $("naming").append(ofCnn(" These rules are the page's own, and for the capsules alone. The CNN has none: its two likeliest digits stand there even where nothing is drawn but a dot."));
   const { run } = about.digits;
