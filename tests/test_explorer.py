@@ -1215,6 +1215,37 @@ def test_ink_comes_before_the_networks(page: Any) -> None:
     drawn(page)
 
 
+def test_slow_networks_wait_for_the_pen_to_rest(page: Any) -> None:
+    """They would hold up the ink: at a point a frame of the screen each of them would be one answer."""
+    draw = """
+        const [took, done] = arguments;
+        Object.defineProperty(digits, "took", { get: () => took, set: () => {}, configurable: true });
+        const [results, seen] = [new Set([digits.result]), []];
+        penDown({ x: 50, y: 50 }, "test");
+        let k = 0;
+        const next = () => {
+            results.add(digits.result);
+            if (++k < 12) { penTo({ x: 50 + 12 * k, y: 50 + 12 * k }); return requestAnimationFrame(next); }
+            seen.push(results.size - 1, waiting.has(afterPause));
+            if (took > 100) penUp();
+            setTimeout(() => {
+                seen.push(digits.result === [...results].at(-1), waiting.size, Boolean(drawing.pen));
+                penUp(); delete digits.took; digits.took = 0; done(seen);
+            }, 600);
+        };
+        next();"""
+    seen = []
+    for took in (1, 90, 110):
+        page.find_element("id", "clear").click()
+        drawn(page)
+        seen.append(page.execute_async_script(draw, took))
+    quick, slow, lifted = seen
+    assert quick[0] > 2
+    assert not quick[1]
+    assert slow == [0, True, False, 0, True]  # it rests, and is answered
+    assert lifted == [0, True, False, 0, False]
+
+
 def test_a_dot_a_tiny_ring_and_a_full_canvas_are_no_digits(page: Any) -> None:
     tiny = "[...Array(20).keys()].map((k) => [144 + 6 * Math.sin(k / 3), 144 + 6 * Math.cos(k / 3)])"
     for points, hint in (

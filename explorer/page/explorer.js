@@ -168,6 +168,7 @@ const drawing = {
   kept: [true, true], // the digits of it that are
   past: [], // what Undo goes back to
   acts: 0, // strokes, and whatever else made another image
+  pause: null, // timer of a pen that may rest
   penSeen: -Infinity, // ms, when a stylus was there last: a palm follows it
   pen: null, // while it is down: { id, type, from, at, begun, rests }
   other: null, // a second finger, which draws instead of a first one that rests: { id, from }
@@ -175,13 +176,13 @@ const drawing = {
 };
 
 // Another image, which Undo takes back.
-function change(next) {
+function change(next, answer) {
   const { strokes, example, kept } = drawing;
   drawing.past = [...drawing.past.slice(-99), { strokes, example, kept }];
-  redraw({ kept: [true, true], ...next });
+  redraw({ kept: [true, true], ...next }, answer);
 }
 
-function redraw(next) {
+function redraw(next, answer = answerSoon) {
   Object.assign(drawing, next, { pen: null, acts: drawing.acts + 1 });
   layers.forEach((layer, k) => {
     layer.context.clearRect(0, 0, LAYER_SIDE, LAYER_SIDE);
@@ -194,7 +195,7 @@ function redraw(next) {
   dimensions.chosen = null;
   dimensions.offsets.fill(0);
   soon(paintDrawing);
-  afterPaint(updateDigits);
+  answer();
 }
 
 function showDigit(layer, k) {
@@ -239,7 +240,7 @@ const isFree = () => drawing.example < 0 || !drawing.kept[drawing.layer];
 function beginStroke() {
   const { layer, strokes, example, kept, pen } = drawing;
   const begun = { layer, points: [pen.at] };
-  change(isFree() ? { strokes: [...strokes, begun], example, kept } : { strokes: [begun], example: -1 });
+  change(isFree() ? { strokes: [...strokes, begun], example, kept } : { strokes: [begun], example: -1 }, underPen);
   drawing.pen = pen;
   pen.begun = true;
 }
@@ -254,11 +255,27 @@ function penTo(place) {
   ink(layer, pen.at, to); // its own, where another finger has chosen the other colour
   pen.at = to;
   soon(paintDrawing); // ink first, the networks after it
-  afterPaint(updateDigits);
+  underPen();
   if (performance.now() - link.saved > 1000) remember(); // where the page is left with the pen down
 }
 function penUp() {
   drawing.pen = null;
+  if (waiting.has(afterPause)) afterRest();
+}
+
+// Networks that take longer than two frames of the screen would hold up the ink: they wait until the pen rests or is up.
+const [TWO_FRAMES, PAUSE] = [33, 100]; // ms
+const answerSoon = () => afterPaint(updateDigits);
+const underPen = () => (digits.took > TWO_FRAMES ? afterPause() : answerSoon());
+function afterPause() {
+  clearTimeout(drawing.pause);
+  waiting.add(afterPause);
+  drawing.pause = setTimeout(afterRest, PAUSE);
+}
+function afterRest() {
+  clearTimeout(drawing.pause);
+  waiting.delete(afterPause);
+  answerSoon();
 }
 function penAway() { // it was a palm's
   if (drawing.pen.begun) redraw(drawing.past.pop());
@@ -449,6 +466,7 @@ const digits = {
   image: null, // what the network sees
   result: null, // of Networks.capsnet
   cnn: [], // the CNN's probabilities
+  took: 0, // ms, all that followed from the last drawing
   even: false, // all couplings stay a tenth
   child: null, // the small capsule whose votes are shown: { cell, type }, or null for the most active one
   iteration: about.digits.config.iterations,
@@ -483,6 +501,7 @@ function coloursOf(recon, pictures) {
 
 // Everything that follows from the drawing.
 function updateDigits() {
+  const began = performance.now();
   const fit = $("fit").checked;
   const boxes = [0, 1].map(boxOf);
   digits.small = [0, 1].filter((k) => boxes[k] !== null && boxes[k] < LEAST_BOX);
@@ -501,6 +520,7 @@ function updateDigits() {
   digits.width = (2 * digits.ink) / (digits.outline + 1e-9);
   updateAnswer();
   paint($("seen"), [digits.image], [WHITE], SIDE);
+  digits.took = performance.now() - began;
 }
 
 // Everything that follows from the number of iterations.
