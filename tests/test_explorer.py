@@ -1658,6 +1658,17 @@ def test_a_damaged_link_says_so_and_stays(
     settled(page, lambda: not page.find_element("id", "failure").is_displayed())  # it speaks of the link before
 
 
+@pytest.mark.parametrize("space", [" ", "%20", "%0A", "%0D%0A", "%20%20", "%2520"])
+def test_a_link_with_spaces_is_whole(space: str, page: Any) -> None:
+    """A mail program wraps a long one, and a person writes them after commas."""
+    whole = page.execute_script("showExample(4); return stateText()")
+    for asks in (f"only=routing,{space}digits&hide=cnn,{space}try", f"only=rou{space}ting,digits&{space}hide=cnn,try"):
+        page.execute_script("restore('x=1'); location.hash = arguments[0]", f"{whole[:40]}{space}{whole[40:]}&{asks}")
+        settled(page, lambda: page.execute_script("return drawing.example") == 4)
+        assert page.execute_script("return [lesson.only, lesson.hide]") == [["routing", "digits"], ["cnn", "try"]]
+        assert page.execute_script("return $('failure').hidden")
+
+
 def test_a_link_at_the_end_of_a_sentence_is_whole(page: Any) -> None:
     whole = page.execute_script("showExample(4); return stateText()")
     for text in (whole, "x=5", "routing", "hide=cnn"):

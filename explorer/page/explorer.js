@@ -1605,6 +1605,7 @@ function restore(text = location.hash.slice(1), isPasted = false) {
   }
   text = text.replace(/^(?:#|%23)+/i, "").replace(/&(?:amp|#38);/g, "&"); // of a page's source
   text = text.replace(/(?:[\s.,;:!?)\]}>*"'”’»]|%20|%22|%27|%3e|&gt;|&quot;|%[89a-f][0-9a-f])+$/i, ""); // of the sentence in which it stood: an address holds ” as %E2%80%9D
+  text = text.replace(/\s|%(25)*(0[9ad]|20)/gi, ""); // of a wrapped line, or after a comma
   if (SECTIONS.includes(text)) text = `s=${text}`;
   const state = new URLSearchParams(text);
   const wrong = [];
