@@ -746,8 +746,9 @@ def test_the_rule_of_one_digit_or_two(measured: Any) -> None:
     stated = m.driver.execute_script("return about.digits.naming")
     assert stated == pytest.approx({**rule, "nChoice": 50, "one": parts[0], "two": parts[1]}, abs=0.0011)
     said = numbers(text_of(m.driver, "naming"))
-    bounds = [100 * rule["explains"], 10, rule["least"], 100 * rule["explained"]]
-    expected = [*bounds, rule["widest"], rule["outline"], rule["most"], 50, 300, 100 * parts[0], 300, 100 * parts[1]]
+    of_capsules = [100 * rule["explains"], 10, rule["least"], 100 * rule["explained"]]
+    of_ink = [rule["widest"], rule["outline"], rule["most"]]
+    expected = [*of_capsules, *of_ink, 50, 300, 100 * parts[0], 300, 100 * parts[1]]
     assert said == pytest.approx(expected, abs=0.0501)
     assert "chosen on 50 pairs of training digits" in text_of(m.driver, "naming")
     # On single images, as the browser finds them.
