@@ -1283,6 +1283,19 @@ def test_a_dot_a_tiny_ring_and_a_full_canvas_are_no_digits(page: Any) -> None:
         drawn(page)
         assert text_of(page, "answer") == "Capsules: no digit. ", n
         assert "the strokes of the small image have an outline of" in text_of(page, "why-text")
+    # A large drawing that is not scaled has a longer outline.
+    large = "[...Array(40).keys()].map((k) => [144 + 110 * Math.sin(k * 0.16), 144 + 128 * Math.cos(k * 0.16)])"
+    lines = "[...Array(16).keys()].map((k) => [(k >> 1) % 2 ? 280 : 8, 8 + 17 * k])"
+    for points, is_too_long in ((large, False), (lines, True)):
+        outline = page.execute_script(f"""
+            $("clear").click();
+            $("fit").checked = false;
+            const points = {points}.map(([x, y]) => ({{ x, y }}));
+            penDown(points[0], "test"); points.forEach(penTo); penUp(); updateDigits();
+            return digits.outline;""")
+        assert outline > page.execute_script("return about.digits.naming.outline")
+        assert ("have an outline of" in text_of(page, "why-text")) == is_too_long, outline
+    page.execute_script("$('fit').checked = true")
     ring = """
         if (arguments[1]) selectLayer(1);
         else $("clear").click();

@@ -562,13 +562,14 @@ const isRuled = () => shownIteration() === about.digits.config.iterations;
 function found({ lengths }) {
   const { explains, least, explained, widest, outline, most } = about.digits.naming;
   const two = digits.share >= explains && !digits.small.length;
+  const longest = outline * ($("fit").checked ? 1 : Math.max(1, digits.box / MNIST_BOX)); // as drawn, it grows with the digit
   digits.explained = explainedBy(two ? digits.recon : digits.recon.slice(0, 1), digits.image);
   digits.reasons = [
     digits.isTiny && `the drawing is ${digits.box.toFixed(1)} of ${SIDE} pixels large, less than ${LEAST_BOX}`,
     isRuled() && lengths[digits.named[0]] < least && `the longest capsule has length ${lengths[digits.named[0]].toFixed(3)}, less than ${least}`,
     isRuled() && digits.explained < explained && `what the capsules redraw explains ${signed(100 * digits.explained, 1).replace("+", "")}\u00a0% of the image, less than ${percent(explained)}`,
     digits.width > widest && `the strokes of the small image are ${digits.width.toFixed(1)} pixels wide (twice area over outline), more than ${widest}`,
-    digits.outline > outline && `the strokes of the small image have an outline of ${digits.outline.toFixed(1)} pixels, longer than ${outline}`, // many lines
+    digits.outline > longest && `the strokes of the small image have an outline of ${digits.outline.toFixed(1)} pixels, longer than ${longest.toFixed(1)}`, // many lines
     digits.ink > most && `the small image holds as much ink as ${digits.ink.toFixed(1)} white pixels, more than ${most}`, // a canvas that is scribbled over
   ].filter(Boolean);
   if (isEmpty() || digits.reasons.length) return [];
@@ -1388,7 +1389,7 @@ function showNumbers() {
   }
   const { nTest, naming } = about.digits;
   $("naming").textContent = `The network was trained on pairs alone, and some capsule is always the second longest. So the page redraws the longest one's digit, and then the second's too. A second digit is found only where that removes at least ${percent(naming.explains)} of the squared error that is left.`
-    + ` There are six reasons to find no digit at all. The drawing is smaller than half a digit of the training, ${LEAST_BOX} pixels. The longest capsule is below ${naming.least}, or less than ${percent(naming.explained)} of the image is explained. Strokes are wider than ${naming.widest} pixels, their outline is longer than ${naming.outline}, or there is more ink than ${naming.most} white pixels.`
+    + ` There are six reasons to find no digit at all. The drawing is smaller than half a digit of the training, ${LEAST_BOX} pixels. The longest capsule is below ${naming.least}, or less than ${percent(naming.explained)} of the image is explained. Strokes are wider than ${naming.widest} pixels, their outline is longer than ${naming.outline} (more for a drawing that is large and not scaled), or there is more ink than ${naming.most} white pixels.`
     + ` All but the first were chosen on ${thousands(naming.nChoice)} pairs of training digits, one laid over the other, and as many single ones. Of ${thousands(nTest)} test images of one digit they give one digit, right or wrong, in ${percent(naming.one)}. Of ${thousands(nTest)} of two they give two in ${percent(naming.two)}.`;
   $("naming").append(ofCnn(" These rules are the page's own, and for the capsules alone. The CNN has none: its two likeliest digits stand there even where nothing is drawn but a dot."));
   const { run } = about.digits;
