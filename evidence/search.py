@@ -40,7 +40,7 @@ from more import attacks, capsule_attacks, conv_matrix_capsules as conv
 from smallnorb_novel_viewpoint import (
     OUTPUT, SettingError, Settings, UserError, int_in, parse, print_message, script, setting,
 )
-from support.experiment import require_writable
+from support.experiment import redeclared, require_writable
 from support.results import environment, save_result
 
 Setting = tuple[float, float, int]  # rate, weight decay, epochs
@@ -84,6 +84,7 @@ class Config(Settings):
         " write-up's objects, or digits.", "shapes, capsnet mnist")
     em_iters: int = setting(2, int_in(1, 2), "Route matrix capsules in N iterations; in one, all assignments are even.")
     routing_iters: int = setting(3, int_in(1, 3), "Route a CapsNet in N iterations; in one, all couplings are even.")
+    recon_weight: float = redeclared(multimnist.Config, "recon_weight", help="Weigh a CapsNet's reconstruction by X.")
     composites: int = setting(48_000, int_in(400, 10**8), "Train a CapsNet or its CNN on N composites.")
 
     def dependent(self) -> dict[str, Any]:
@@ -96,7 +97,7 @@ class Config(Settings):
             raise SettingError("condition", f"{self.condition} is not for --network {self.network}")
         if of_digits != (self.dataset == "mnist"):
             raise SettingError("dataset", f"{self.dataset} is not for --network {self.network}")
-        for name in ("em_iters",) if of_digits else ("routing_iters", "composites"):
+        for name in ("em_iters",) if of_digits else ("routing_iters", "composites", "recon_weight"):
             if getattr(self, name) != getattr(Config, name):
                 raise SettingError(name, f"not together with --network {self.network}")
 
@@ -120,6 +121,7 @@ class Config(Settings):
         """Of the result's file."""
         of_digits = self.network == "capsnet"
         own = [] if self.model == "cnn" else [f"{self.routing_iters if of_digits else self.em_iters}_iterations"]
+        own += [f"reconstruction_{self.recon_weight:g}"] if self.recon_weight != Config.recon_weight else []
         length = [str(self.composites)] if of_digits else []
         return "_".join([str(self.dataset), str(self.condition), *length, self.network, self.model, *own])
 
@@ -137,7 +139,8 @@ def training_of(config: Config, chosen: Setting, seed: int) -> tuple[Any, Any, s
     if config.network == "capsnet":
         asked = multimnist.Config(
             dataset="mnist", seed=seed, lr=rate, weight_decay=decay, n_epochs=epochs,
-            n_train=config.composites // epochs, routing_iters=config.routing_iters, **CONDITIONS["overlaps"],
+            n_train=config.composites // epochs, routing_iters=config.routing_iters, recon_weight=config.recon_weight,
+            **CONDITIONS["overlaps"],
         )
         return multimnist, asked, "capsnet" if config.model == "capsules" else "cnn_pool"
     is_attacked = config.condition == "attacks"

@@ -212,6 +212,7 @@ def test_a_search_on_digits_trains_on_as_many_composites_and_doubles_nothing(
     config = m.Config(network="capsnet")
     assert (config.name, config.condition) == ("mnist_overlaps_48000_capsnet_capsules_3_iterations", "overlaps")
     assert m.Config(network="capsnet", model="cnn", composites=800).name == "mnist_overlaps_800_capsnet_cnn"
+    assert m.Config(network="capsnet", recon_weight=0).name == f"{config.name}_reconstruction_0"
     found = m.search(config, tmp_path)
     assert found["winner"] == [0.04, 0.3, 4]
     assert found["axes"] == [[0.005, 0.01, 0.02, 0.04, 0.08], [0, 0.1, 0.3, 3 * 0.3], [4]]
@@ -235,10 +236,10 @@ def test_a_search_on_digits_trains_on_as_many_composites_and_doubles_nothing(
 
 @pytest.mark.parametrize(("model", "name"), [("capsules", "capsnet"), ("cnn", "cnn_pool")])
 def test_a_run_on_digits_is_the_scripts_own_training(model: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = m.Config(network="capsnet", model=model, composites=800, routing_iters=2)
+    config = m.Config(network="capsnet", model=model, composites=800, routing_iters=2, recon_weight=0)
     module, asked, found = m.training_of(config, (0.02, 0.3, 4), 104)
     wanted = m.multimnist.Config(dataset="mnist", seed=104, lr=0.02, weight_decay=0.3, n_epochs=4, n_train=200,
-        routing_iters=2, n_val=10_000)
+        routing_iters=2, recon_weight=0, n_val=10_000)
     assert (module, asked, found) == (m.multimnist, wanted, name)
     for network, condition in (("dense", None), ("convolutional", None), ("dense", "attacks")):
         on_voxels = m.Config(network=network, model=model, dataset="voxels", condition=condition)
@@ -261,7 +262,7 @@ def test_a_run_on_digits_is_the_scripts_own_training(model: str, name: str, monk
 
 @pytest.mark.parametrize("argv", [
     "--network capsnet --condition azimuths", "--condition overlaps", "--network capsnet --dataset shapes",
-    "--dataset mnist", "--network capsnet --em-iters 1", "--routing-iters 1", "--composites 800",
+    "--dataset mnist", "--network capsnet --em-iters 1", "--routing-iters 1", "--composites 800", "--recon-weight 0",
 ])
 def test_what_a_search_does_not_use_is_refused(argv: str) -> None:
     with pytest.raises(UsageError, match=f"argument {argv.split()[-2]}"):
