@@ -29,10 +29,10 @@ DIGITS = (  # attacks on matrix capsules that had learned digits
 )
 SUBJECTS = {  # a word of the claim -> the table's name
     "attack": "attacks", "azimuth": "new azimuths", "elevation": "new elevations", "equal accuracy": "toys",
-    "look new": "classes that look new from behind", "toys": "toys", "overlapping digits be": "overlapping digits",
-    "rotated": "rotated and distorted digits", "turned": "rotated and distorted digits",
-    "iterations": "iterations of dynamic routing", "Reconstruction": "reconstruction", "EM routing": "EM routing",
-    "spread": "losses", "bias": "bias of the votes",
+    "look new": "classes that look new from behind", "toys": "toys", "Reconstruction": "reconstruction",
+    "overlapping digits be": "overlapping digits", "rotated": "rotated and distorted digits",
+    "turned": "rotated and distorted digits", "iterations": "iterations of dynamic routing",
+    "bias": "bias of the votes", "EM routing": "EM routing", "spread": "losses",
 }
 
 
