@@ -430,10 +430,10 @@ def verdict_of(sample: Json, tolerance: float) -> str:
     return "equal" if -tolerance <= low and high <= tolerance else "undecided"
 
 
-def registered_verdict(low: float, high: float, tolerance: float) -> str:
-    if -tolerance <= low and high <= tolerance:
+def registered_verdict(sample: Json, tolerance: float) -> str:
+    if -tolerance <= sample["low"] and sample["high"] <= tolerance:
         return "equal"
-    return "holds" if low > 0 else "reversed" if high < 0 else "undecided"
+    return "holds" if sample["low"] > 0 else "reversed" if sample["high"] < 0 else "undecided"
 
 
 def by_signs(differences: np.ndarray) -> float:
@@ -444,24 +444,28 @@ def by_signs(differences: np.ndarray) -> float:
     return min(1.0, 2 * sum(math.comb(n, k) for k in range(min(higher, lower) + 1)) / 2**n)
 
 
-def make_registered(claims: Sequence[Claim], read: Callable[[str], Json | None]) -> list[Json]:
-    """The registered claims with the verdicts of those comparisons of which all seeds have been run."""
+def judged(
+    claims: Sequence[Claim], read: Callable[[str], Json | None], n_comparisons: int, registered: bool = False
+) -> list[Json]:
+    """The claims with their conditions' numbers and verdicts. A registered one has neither before its last seed."""
     entries = []
     for claim in claims:
         conditions: list[Json] = []
         for c in claim.conditions:
-            start, stop = map(int, c.seeds.split(":"))
-            entry: Json = {"condition": c.name, "metric": c.metric, "seeds": c.seeds, "tolerance": c.tolerance,
-                           "verdict": "not run"}
-            documents = [read(side.file) for side in sides(c)]
-            if all(one is not None and set(runs_by_seed(one)) == set(range(start, stop)) for one in documents):
-                both = paired_values(c, [one for one in documents if one is not None])
+            entry: Json = {"condition": c.name, "metric": c.metric, "seeds": c.seeds}
+            entry |= {"tolerance": c.tolerance, "verdict": "not run"} if registered else {"verdict": "not run yet"}
+            documents = [one for side in sides(c) if (one := read(side.file)) is not None]
+            wanted = set(range(*map(int, c.seeds.split(":"))))
+            has_all_seeds = all(set(runs_by_seed(one)) == wanted for one in documents)
+            if len(documents) == 2 and (has_all_seeds or not registered):
+                both = paired_values(c, documents)
                 differences = both[:, 0] - both[:, 1]
-                sample = describe_sample(differences.tolist(), ALPHA / N_COMPARISONS)
+                sample = describe_sample(differences.tolist(), ALPHA / n_comparisons)
+                word = registered_verdict if registered else verdict_of
                 entry |= {"n": sample["n"], "first": float(both[:, 0].mean()), "second": float(both[:, 1].mean()),
                           "difference": sample["mean"], "low": sample["low"], "high": sample["high"],
-                          "verdict": registered_verdict(sample["low"], sample["high"], c.tolerance)}
-                if sample["n"] <= 10:
+                          "verdict": word(sample, c.tolerance)}
+                if registered and sample["n"] <= 10:
                     entry["p_signs"] = by_signs(differences)
             conditions.append(entry)
         entries.append({"claim": claim.text, "paper": claim.paper, "page": claim.page,
@@ -476,23 +480,9 @@ def make_claims(
     Raises KeyError, and UserError without scipy."""
     t_quantile(MIN_SEEDS)
     n_looks = sum(condition.looks for claim in claims for condition in claim.conditions)
-    entries = []
-    for claim in claims:
-        conditions: list[Json] = []
-        for c in claim.conditions:
-            entry: Json = {"condition": c.name, "metric": c.metric, "seeds": c.seeds, "verdict": "not run yet"}
-            first, second = (read(side.file) for side in sides(c))
-            if first is not None and second is not None:
-                both = paired_values(c, (first, second))
-                sample = describe_sample((both[:, 0] - both[:, 1]).tolist(), ALPHA / n_looks)
-                means = {"first": float(both[:, 0].mean()), "second": float(both[:, 1].mean())}
-                ends = {"difference": sample["mean"], "low": sample["low"], "high": sample["high"]}
-                entry |= {"n": sample["n"], **means, **ends, "verdict": verdict_of(sample, c.tolerance)}
-            conditions.append(entry)
-        entries.append({"claim": claim.text, "paper": claim.paper, "page": claim.page,
-                        "verdict": count_words(conditions), "conditions": conditions})
     return {"command": "python -m evidence.report --claims", "n_comparisons": N_COMPARISONS,
-            "registered": make_registered(registered, read), "n_looks": n_looks, "claims": entries}
+            "registered": judged(registered, read, N_COMPARISONS, registered=True), "n_looks": n_looks,
+            "claims": judged(claims, read, n_looks)}
 
 
 def count_words(conditions: Sequence[Json]) -> str:

@@ -218,8 +218,8 @@ more/attacks.py test_capsule_attacks
 more/capsule_attacks.py test_capsule_attacks
   test_the_gradients_that_an_attacker_follows | attacked_network: _a / lengths -> _a
 evidence/claims.py test_claims
-  test_the_level_is_shared_among_all_listed_comparisons | make_claims: ALPHA / _a -> ALPHA
-  test_the_word_is_that_of_the_interval | make_claims: _a - _b -> _b - _a
+  test_the_level_is_shared_among_all_listed_comparisons | judged: ALPHA / _a -> ALPHA
+  test_the_word_is_that_of_the_interval | judged: _a - _b -> _b - _a
   test_the_ends_of_an_interval | verdict_of: _a > 0 or _b < 0 -> _a >= 0 or _b <= 0 |
      verdict_of: _a <= _b and _c <= _d -> _a < _b and _c < _d | verdict_of: -_a <= _b and _c -> _c |
      verdict_of: MIN_SEEDS -> 2

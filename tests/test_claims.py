@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 from pathlib import Path
@@ -136,7 +137,10 @@ def test_both_sides_may_be_parts_and_have_metrics_of_their_own() -> None:
     ],
 )
 def test_equal_comes_before_the_other_words(low: float, high: float, word: str) -> None:
-    assert claims.registered_verdict(low, high, 0.02) == word
+    assert claims.registered_verdict({"low": low, "high": high}, 0.02) == word
+
+
+make_registered = functools.partial(claims.judged, n_comparisons=claims.N_COMPARISONS, registered=True)
 
 
 def document_of_seeds(n: int, lead: float) -> Json:
@@ -151,24 +155,26 @@ def registered(n: int, **more: Any) -> Claim:
 def test_a_registered_comparison_has_a_verdict_after_its_last_seed_alone() -> None:
     differences = 0.01 + 0.02 * (np.arange(12) - 5.5)
     files = {"f.json": document(0.5 + differences, [0.5] * 12)}
-    c = claims.make_registered([registered(12)], files.get)[0]["conditions"][0]
+    c = make_registered([registered(12)], files.get)[0]["conditions"][0]
     interval = stats.ttest_1samp(differences, 0).confidence_interval(1 - 0.05 / 24)
     assert (c["n"], c["low"], c["high"]) == (12, pytest.approx(interval.low), pytest.approx(interval.high))
     assert c["verdict"] == "undecided"
     assert "p_signs" not in c
     for n in (11, 13):
-        c = claims.make_registered([registered(n)], files.get)[0]["conditions"][0]
+        c = make_registered([registered(n)], files.get)[0]["conditions"][0]
         assert c["verdict"] == "not run"
         assert "difference" not in c
-    assert claims.make_registered([registered(12)], lambda file: None)[0]["verdict"] == "not run"
+    assert make_registered([registered(12)], lambda file: None)[0]["verdict"] == "not run"
+    within = make_registered([registered(12, tolerance=0.2)], {"f.json": document_of_seeds(12, 0.1)}.get)
+    assert within[0]["verdict"] == "equal"  # though above 0
 
 
 def test_few_seeds_are_tested_by_signs_too() -> None:
     differences = np.array([0.1, 0.2, -0.01, 0.3, 0.1, 0.2, 0.0, 0.4])
-    c = claims.make_registered([registered(8)], {"f.json": document(0.5 + differences, [0.5] * 8)}.get)
+    c = make_registered([registered(8)], {"f.json": document(0.5 + differences, [0.5] * 8)}.get)
     assert c[0]["conditions"][0]["p_signs"] == pytest.approx(stats.binomtest(6, 7).pvalue)
     for n, is_few in ((10, True), (11, False)):
-        (one,) = claims.make_registered([registered(n)], {"f.json": document_of_seeds(n, 0.1)}.get)
+        (one,) = make_registered([registered(n)], {"f.json": document_of_seeds(n, 0.1)}.get)
         assert ("p_signs" in one["conditions"][0]) == is_few
         assert (one["conditions"][0]["first"], one["conditions"][0]["second"]) == (
             pytest.approx(0.6 + 0.02 * np.sin(np.arange(n)).mean()), 0.5)
@@ -479,7 +485,7 @@ def test_the_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     save_result(Path("results/claims.json"), document)
     files = {"f.json": document_of_seeds(12, 0.1)}
     two = registered(12, tolerance=0.03).conditions[0], registered(13).conditions[0]
-    (one,) = claims.make_registered([Claim("more is better", "", "", two)], files.get)
+    (one,) = make_registered([Claim("more is better", "", "", two)], files.get)
     save_result(Path("results/claims.json"), document | {"registered": [one]})
     assert visualize_claims.main([]) == 0
     check_pictures(Path("viz/claims"), ["verdicts", "earlier"])
@@ -491,7 +497,7 @@ def test_the_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
 
 def test_the_registered_picture_has_the_intervals_of_its_own_level() -> None:
     differences = 0.1 + 0.02 * np.sin(np.arange(12))
-    (one,) = claims.make_registered([registered(12)], {"f.json": document_of_seeds(12, 0.1)}.get)
+    (one,) = make_registered([registered(12)], {"f.json": document_of_seeds(12, 0.1)}.get)
     fig = visualize_claims.draw_verdicts({"registered": [one], "n_comparisons": claims.N_COMPARISONS, "n_looks": 99})
     half = t_quantile(12) * differences.std(ddof=1) / np.sqrt(12)
     plain = held(fig.axes[1])["lines"]["plain x"][0]
