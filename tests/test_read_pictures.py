@@ -58,8 +58,8 @@ def everything(sets: PictureSets) -> Array:
     return images[np.lexsort(images.reshape(len(images), -1).T)]
 
 
-def write_idx(root: Path, labels: Sequence[int], side: int = 28, prefix: str = "", turned: bool = False) -> Path:
-    """The four files; bright in columns that the label's place determines, or in rows if ``turned``."""
+def write_idx(root: Path, labels: Sequence[int], side: int = 28) -> Path:
+    """The four files; bright in columns that the label's place determines."""
     root.mkdir(parents=True)
     rng = np.random.default_rng(0)
     for part, count in (("train", 6), ("t10k", 3)):
@@ -67,10 +67,9 @@ def write_idx(root: Path, labels: Sequence[int], side: int = 28, prefix: str = "
         x = rng.integers(0, 40, (len(y), side, side)).astype(np.uint8)
         for image, label in zip(x, y, strict=True):
             k = list(labels).index(int(label))
-            (image.T if turned else image)[:, 5 + 3 * k : 8 + 3 * k] = 255
-        name = part if not prefix or part == "train" else "test"
-        (root / f"{prefix}{name}-images-idx3-ubyte").write_bytes(idx(x))
-        (root / f"{prefix}{name}-labels-idx1-ubyte").write_bytes(idx(y))
+            image[:, 5 + 3 * k : 8 + 3 * k] = 255
+        (root / f"{part}-images-idx3-ubyte").write_bytes(idx(x))
+        (root / f"{part}-labels-idx1-ubyte").write_bytes(idx(y))
     return root
 
 
@@ -680,37 +679,24 @@ def test_files_of_mnists_format_are_one_set_in_whichever_folder(tmp_path: Path) 
     for path in [*raw.iterdir()]:  # unpacked, and beside it packed
         path.with_name(f"{path.name}.gz").write_bytes(b"")
     np.testing.assert_array_equal(sets_of(tmp_path / "torch").train.images, plain.train.images)
-    write_idx(tmp_path / "torch" / "FashionMNIST" / "raw", [1, 2])
-    both = (tmp_path / "torch" / name / "raw" / "t10k-images-idx3-ubyte" for name in ("FashionMNIST", "MNIST"))
+    write_idx(tmp_path / "torch" / "EMNIST" / "raw", [1, 2], 32)
+    both = (tmp_path / "torch" / name / "raw" / "t10k-images-idx3-ubyte" for name in ("EMNIST", "MNIST"))
     assert f"holds several sets, {' and '.join(map(str, both))}: put" in fault_of(tmp_path / "torch")
     for path in raw.glob("*ubyte"):
         path.rename(path.with_name(f"{path.name}.gz"))  # in another folder, so another set
     assert "several sets" in fault_of(tmp_path / "torch")
-
-
-def test_emnist_is_turned_upright(tmp_path: Path, capsys: Capture) -> None:
-    sets = sets_of(write_idx(tmp_path / "emnist", [1, 2], prefix="emnist-letters-", turned=True))
-    for part, (label, column) in itertools.product((sets.train, sets.test), ((0, 6), (1, 9))):
-        assert (part.images[part.labels == label][:, :, column] == 255).all()
-    assert "EMNIST's pictures lie on their side and are turned upright" in capsys.readouterr().err
-    write_idx(tmp_path / "MNIST" / "EMNIST" / "raw", [1, 2], turned=True)
-    np.testing.assert_array_equal(sets_of(tmp_path / "MNIST").train.images, sets.train.images)
+    shutil.rmtree(tmp_path / "torch" / "MNIST")
+    turned = sets_of(tmp_path / "torch").train.images  # it lies on its side, and is turned upright
+    np.testing.assert_array_equal(turned, plain.train.images.swapaxes(1, 2))
 
 
 def test_damaged_files_of_mnists_format_are_one_line(tmp_path: Path) -> None:
     root = write_idx(tmp_path / "set", [1, 2])
-    images, labels = root / "train-images-idx3-ubyte", root / "train-labels-idx1-ubyte"
-    whole = images.read_bytes()
-    images.write_bytes(whole[:-1])
+    images = root / "train-images-idx3-ubyte"
+    images.write_bytes(images.read_bytes()[:-1])
     assert "cannot reshape array of size 9407 into shape (12,28,28)" in fault_of(root)
-    images.write_bytes(idx(np.zeros((0, 28, 28), np.uint8)))
-    assert "has train-images of the shape (0, 28, 28, 1)" in fault_of(root)
-    images.write_bytes(whole)
-    labels.unlink()
-    assert "has no train-labels: it needs train-images, train-labels and, for a test set," in fault_of(root)
-    labels.write_bytes(idx(np.arange(12, dtype=np.uint8) % 2))
-    (root / "t10k-images-idx3-ubyte").unlink()
-    assert "has no t10k-images: it needs" in fault_of(root)
+    images.unlink()
+    assert "has no train-images: it needs train-images, train-labels and, for a test set, t10k-" in fault_of(root)
 
 
 def test_the_grey_of_an_array_has_the_weights_of_red_green_and_blue() -> None:
