@@ -54,7 +54,6 @@ WORDS = {"derror": "d(V − μ)", "dweight": "dw", "weight": "w", "dmass": "d(ma
 TERM = "s * dv).sum(axis=-1, keepdims=True) * s"  # of squash_backward
 SPELLED = (  # function, a mistake in words, and what stands there and in its place
     ("squash_backward", "has v for s in the term with dv, s", TERM, TERM.replace("s * dv", "f * s * dv")),
-    ("squash_backward", "has v for s in the term with dv, s", TERM, f"{TERM} * f"),
     ("squash_backward", "has v for s in the term with dv, s", TERM, f"f * {TERM} * f"),
     ("squash_backward", "has no sum in the product of s and dv", ".sum(axis=-1, keepdims=True) * s", " * s"),
     ("softmax_backward", "has no sum in the product of c and dc", "(c * dc).sum(axis=-1, keepdims=True)", "c * dc"),
