@@ -172,12 +172,6 @@ def test_a_row_has_the_numbers_of_its_model() -> None:
     only = {"a": models["a"] | {"x": describe_sample([0.3])}, "b": models["b"]}  # a metric that one of them has
     table = rows_table([{"headline": "k", "settings": {"default": {"models": only, "runs": [{}]}}}], {"metrics": "x,k"})
     assert [line.split()[7:] for line in table.splitlines()[2:]] == [["0.300", "|", "0.100", "|"], ["|", "0.900", "|"]]
-    wide = {"a": {"n_params": 1, "k": {"n": 5, "mean": 0.5, "sd": 0.2, "low": 0.25, "high": 0.75}}}
-    table = rows_table([{"headline": "k", "settings": {"default": {"models": wide, "runs": [{}] * 5}}}], {})
-    assert table.splitlines()[2].endswith("| 0.500 ± 0.250 |")  # half of the interval
-    entry = {"models": models, "runs": [{}], "failures": [{"seed": 1, "error": "x"}]}  # one of two seeds is lost
-    table = rows_table([{"headline": "k", "seeds": [0, 1], "settings": {"kind=x": entry}}], {})
-    assert table.splitlines()[3].split()[1::2] == ["b", "1", "kind=x", "1", "0.900"]
 
 
 def test_tables_of_one_three_and_six_seeds() -> None:
@@ -328,18 +322,6 @@ def test_markers_that_do_not_close(text: str, message: str) -> None:
     page, stale, faults = render_page(text)
     assert (page, stale) == (text, [])
     assert message in faults[0]
-
-
-def test_seeds_of_a_sweep_have_columns_for_each_setting() -> None:
-    runs = [{"seed": k, "models": {"capsules": {"accuracy": 0.1 * k}}} for k in (1, 2, 3)]
-    other = [{"seed": k, "models": {"capsules": {"accuracy": 0.5}}} for k in (1, 2, 3)]
-    models: Json = {"capsules": {"accuracy": {}}}
-    settings = {"a=x": {"models": models, "runs": runs}, "a=y": {"models": models, "runs": other}}
-    table = seeds_table([{"headline": "accuracy", "settings": settings}], {"first": "2", "digits": "2"})
-    rows = [[cell.strip() for cell in row.split("|")[1:-1]] for row in table.split("\n")]
-    assert rows[0] == ["seed", "a=x capsules: accuracy", "a=y capsules: accuracy"]
-    assert rows[2:6] == [["1", "0.10", "0.50"], ["2", "0.20", "0.50"], ["mean", "0.15", "0.50"], ["sd", "0.07", "0.00"]]
-    assert len(rows) == 6
 
 
 def test_seeds_of_several_files_stand_side_by_side() -> None:
