@@ -43,7 +43,7 @@ from fast.workers import n_processors
 from smallnorb_novel_viewpoint import Parser, UserError, int_in, one_line, path_of, print_message, script, write_file
 from support.experiment import ROOT, RUN_FLAGS, code_files, parse_flags, require_writable, run_command, script_path
 from support.result_tables import metrics_table, paired_table, rows_table, seeds_table
-from support.results import environment, git_commit, parse_json, save_result
+from support.results import environment, parse_json, save_result
 from support.statistics import has_scipy, summarise_comparison
 
 Json = dict[str, Any]
@@ -237,14 +237,6 @@ def merge(values: list[Any]) -> Any:
     return distinct[0] if len(distinct) == 1 else distinct
 
 
-def machines(results: dict[Job, Json], args: argparse.Namespace) -> Json:
-    """What a script of a person's own says of where it ran; else this machine and this code's commit."""
-    told = [result.get("environment") for result in results.values()]
-    if all(told):
-        return {key: merge([machine.get(key) for machine in told if machine]) for key in told[0] or {}}
-    return environment(args.threads) | {"git_commit": args.commit}
-
-
 def require_one_dataset(results: dict[Job, Json]) -> None:
     """Raises UserError where runs have different data sets that no swept flag asked for, as where a file is missing on
     one machine and its experiment draws digits instead."""
@@ -273,7 +265,7 @@ def make_document(
         "headline": first["headline"],
         "reference": next((name for name in first["models"] if name.startswith("caps")), next(iter(first["models"]))),
         "seeds": args.seeds,
-        "environment": machines(results, args),
+        "environment": args.environment,
         "config": common,
         "settings": {},
     }
@@ -452,7 +444,7 @@ def main(argv: Sequence[str]) -> None:
     if args.script.is_relative_to(ROOT):  # another one may do anything when it is imported
         for setting in settings:
             parse_flags(args.script, [*setting.args, *RUN_FLAGS])
-    args.commit, archive = git_commit(), pack(args.script)
+    args.environment, archive = environment(args.threads), pack(args.script)
     require_writable(args.out, CACHE / "a run")
     require_own(args)
     jobs = make_jobs(args, settings, archive)

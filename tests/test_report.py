@@ -82,7 +82,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         git("init", "--quiet")
         git("add", "fake.py")
         git("commit", "--quiet", "-m", "experiment")
-        patch.setenv("FAKE_COMMIT", git("rev-parse", "HEAD"))
+        patch.setattr(compare_seeds, "environment", lambda threads: {"git_commit": git("rev-parse", "HEAD")})
         assert compare_seeds.main(["./fake.py", "--seeds", "0:3", "--name", "r", "--keep-history"]) == 0
         grid = ["--grid", "kind=a,b", "gap=x,y", "--", "--shift", "0.2"]
         assert compare_seeds.main(["./fake.py", "--seeds", "0:2", "--name", "g", *grid]) == 0

@@ -62,7 +62,6 @@ def main() -> None:
         "experiment": "fake", "seed": args.seed, "dataset": dataset,
         "config": {"seed": args.seed, "shift": args.shift, "data_dir": args.data_dir}, "models": models,
         "history": {"capsules": {"loss": [1.0, 0.5]}},
-        "environment": {"python": "3", "git_commit": os.environ.get("FAKE_COMMIT")},
         "headline": "top_accuracy",
     }
     with open(args.out_json, "w") as stream:
