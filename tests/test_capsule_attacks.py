@@ -37,25 +37,15 @@ def attack_config(*flags: str) -> m.Config:
 # --- Gradients and losses ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("network", "name", "vote"),
-    [("matrix", "capsules", False), ("matrix", "capsules", True), ("matrix", "cnn", False),
-     ("dense", "capsules", False), ("dense", "capsules", True), ("dense", "cnn", False),
-     ("capsnet", "capsules", False), ("capsnet", "capsules", True), ("capsnet", "cnn", False)],
-)
+@pytest.mark.parametrize("network", ["matrix", "dense", "capsnet"])
+@pytest.mark.parametrize(("name", "vote"), [("capsules", False), ("capsules", True), ("cnn", False)])
 def test_the_gradients_that_an_attacker_follows(network: str, name: str, vote: bool, monkeypatch: Any) -> None:
     """Those of the network's own scores, the vote attack's among them, and through the standardisation of images: every
     loss against its finite differences."""
     monkeypatch.setitem(digits.PRESETS, "small", {"conv_channels": 3, "primary_types": 1, "decoder": (8, 8)})
     monkeypatch.setattr(views, "CONV_CHANNELS", 2)
-    matrix = dataclasses.replace(attack_config("--dataset", "voxels"), dtype="float64")
-    config = matrix if network == "matrix" else m.Config(dataset="strokes", network="capsnet", dtype="float64")
-    if network == "dense":
-        config = m.Config(network="dense", dtype="float64")
-    if network == "capsnet":
-        capsnet = {"conv_channels": 3, "primary_types": 1, "decoder": (8, 8)}
-        made = functools.partial(dataclasses.replace, m.capsnet_config(config), **capsnet)
-        monkeypatch.setattr(m, "capsnet_config", lambda config: made())
+    flags = {"matrix": SMALL, "dense": ["--network=dense"], "capsnet": ["--network=capsnet", "--dataset=strokes"]}
+    config: m.Config = config_of(m, [*flags[network], "--dtype=float64"])
     params, rng = perturbed(m.make_models(config)[name]), np.random.default_rng(0)
     x, labels = rng.random((2, 28, 28, 1) if network == "capsnet" else (2, 32, 32, 1)), np.array([3, 0])
     seen = m.attacked_network(config, name, params, SERIAL, vote)
@@ -420,24 +410,27 @@ def test_starts_are_drawn_from_the_seed(monkeypatch: pytest.MonkeyPatch) -> None
         assert np.abs(one.mean() - it.images.mean()) < 0.1
 
 
-def test_the_vote_attacks_from_random_starts_too() -> None:
-    """A network without gradients errs at the upper end of the box. The other network leads away from the middle: from
-    the image, which lies below it, down, and from half of the starts up. As any other, it attacks from the image."""
-    images, labels = np.full((40, 1, 1, 1), 0.499), np.zeros(40, np.intp)
-    loss = attacks.margin_loss
+def beyond(edge: float, gradient: Any = None) -> attacks.Attacked:
+    """A network of single pixels that errs on those above ``edge``, and has no gradient unless one is given."""
 
     def scores(x: Array) -> Array:
-        return np.concatenate([0.59 - x[:, 0, 0], 0 * x[:, 0, 0]], axis=1)
+        return np.concatenate([edge - x[:, 0, 0], 0 * x[:, 0, 0]], axis=1)
 
     def flat(x: Array, labels: Array, loss: attacks.Loss) -> tuple[Array, Array, Array]:
         return scores(x), loss(scores(x), labels)[0], np.zeros_like(x)
 
-    def outward(x: Array, labels: Array, loss: attacks.Loss) -> tuple[Array, Array, Array]:
-        return scores(x), np.abs(x - 0.5).ravel(), x - 0.5
+    return attacks.Attacked(scores, gradient or flat, {attacks.MARGIN: attacks.margin_loss})
 
-    losses = {attacks.MARGIN: loss}
-    network, other = attacks.Attacked(scores, flat, losses), attacks.Attacked(scores, outward, losses)
-    effort = attacks.Effort(first_steps=4, most_steps=16, queries=0)
+
+def test_the_vote_attacks_from_random_starts_too() -> None:
+    """A network without gradients errs at the upper end of the box. The other network leads away from the middle: from
+    the image, which lies below it, down, and from half of the starts up. As any other, it attacks from the image."""
+    images, labels, network = np.full((40, 1, 1, 1), 0.499), np.zeros(40, np.intp), beyond(0.59)
+
+    def outward(x: Array, labels: Array, loss: attacks.Loss) -> tuple[Array, Array, Array]:
+        return network.scores(x), np.abs(x - 0.5).ravel(), x - 0.5
+
+    other, effort = beyond(0.59, outward), attacks.Effort(first_steps=4, most_steps=16, queries=0)
     left = {}
     for name in (attacks.VOTE, "from_cnn"):
         rng = np.random.default_rng(0)
@@ -453,19 +446,11 @@ def test_an_attack_along_another_network_goes_on_where_that_one_errs() -> None:
     ways = itertools.chain([-1.0], itertools.repeat(1.0))
     images, labels = np.full((3, 1, 1, 1), 0.5), np.zeros(3, np.intp)
 
-    def scores(x: Array) -> Array:
-        return np.concatenate([0.55 - x[:, 0, 0], 0 * x[:, 0, 0]], axis=1)
-
-    def flat(x: Array, labels: Array, loss: attacks.Loss) -> tuple[Array, Array, Array]:
-        return scores(x), loss(scores(x), labels)[0], np.zeros_like(x)
-
     def down_and_up(x: Array, labels: Array, loss: attacks.Loss) -> tuple[Array, Array, Array]:
         return np.tile([0.0, 1.0], (len(x), 1)), x.ravel(), np.full_like(x, next(ways))
 
-    losses = {attacks.MARGIN: attacks.margin_loss}
-    network, other = attacks.Attacked(scores, flat, losses), attacks.Attacked(scores, down_and_up, losses)
-    effort = attacks.Effort(first_steps=20, most_steps=20, queries=0)
-    rng = np.random.default_rng(0)
+    network, other = beyond(0.55), beyond(0.55, down_and_up)
+    effort, rng = attacks.Effort(first_steps=20, most_steps=20, queries=0), np.random.default_rng(0)
     found = attacks.attack(network, {"from_cnn": other}, images, labels, (0.1,), m.PIXELS, rng, effort)
     assert found.right["iterated" + attacks.MARGIN].all()
     assert not found.right["from_cnn"].any()
