@@ -412,21 +412,13 @@ def test_the_file_is_made_from_the_list_and_changes_are_seen(
     path = Path("results/claims.json")
     assert list(report.check_result(path, False)) == []
     stored = report.read_result(path)
-    for key, value in (("verdict", "reversed"), ("difference", 0.401), ("low", 0.1), ("n", 20)):
-        changed = json.loads(json.dumps(stored))
-        changed["claims"][0]["conditions"][0][key] = value
-        save_result(path, changed)
-        assert list(report.check_result(path, False)) == [
-            "results/claims.json is not what claims.py and the results give;"
-            " python -m evidence.report --claims writes it"
-        ]
-    for key in ("verdict", "low"):
-        changed = json.loads(json.dumps(stored))
-        del changed["claims"][0]["conditions"][0][key]
-        save_result(path, changed)
-        assert len(list(report.check_result(path, False))) == 1, key
+    changed = json.loads(json.dumps(stored))
+    changed["claims"][0]["conditions"][0]["verdict"] = "reversed"
+    save_result(path, changed)
+    fault = f"{path} is not what claims.py and the results give; python -m evidence.report --claims writes it"
+    assert list(report.check_result(path, False)) == [fault]
     save_result(path, {key: value for key, value in stored.items() if key != "registered"})
-    assert len(list(report.check_result(path, False))) == 1
+    assert list(report.check_result(path, False)) == [fault]
     for change, is_seen in ((3e-9, False), (2e-6, True), (-2e-6, True)):  # scipy's versions differ by 1e-9
         changed = json.loads(json.dumps(stored))
         changed["claims"][0]["conditions"][0]["high"] *= 1 + change
