@@ -151,7 +151,8 @@ more/mnist_affine_capsnet.py test_networks
   test_numbers_of_parameters | module: {'hidden1': 120, 'hidden2': 84} -> {'hidden1': 84, 'hidden2': 120}
 more/mnist_affine_capsnet.py test_mnist_affine
   test_the_sweep_is_spread_over_the_test_digits | rotated_set: _a - 1 -> _a // 2
-  test_augmentation_is_drawn_for_each_image_and_never_at_test | training_batch: _a + 1 -> _a
+  test_augmentation_is_drawn_for_each_image_and_never_at_test | training_batch: _a + 1 -> _a |
+     training_batch: (_a, 2) -> (1 or _a, 2) | training_batch: len(data.labels) -> len(data.labels) - 1
   test_training_validation_and_test_share_no_digit | make_data: _a[_b:_b + _c] -> _a[_b - 1:_b - 1 + _c]
   test_quarter_turns_are_exact_and_counter_clockwise | rotation_matrices: [_a, -_b] -> [_a, _b]
   test_training_stops_at_the_accuracy_asked_for | reached: _a >= _b -> _a > 0 * _b
@@ -164,8 +165,6 @@ more/mnist_affine_capsnet.py test_protocol
      make_data: digits.train_labels[held_out] -> digits.train_labels[train][:len(val)] |
      accuracy_and_error: _a.size -> len(_a) |
      run_tests: rotated_set(_a, _b, _c, _d) -> rotated_set(_a, _b, 0.0, _d)
-  test_jitter_is_drawn_for_each_image | training_batch: (_a, 2) -> (1 or _a, 2)
-  test_every_digit_is_trained_on | training_batch: len(data.labels) -> len(data.labels) - 1
   test_defaults_are_the_stored_ones | module: 0.8 -> 0.9 | module: 91 -> 90
 more/conv_matrix_capsules.py test_conv_matrix_capsules
   test_a_broken_term_of_the_gradient_is_seen | loss_and_grads: len(_a.labels) -> 1
