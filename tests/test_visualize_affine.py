@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import shlex
 from typing import Any
 from unittest.mock import Mock
 
@@ -18,8 +17,6 @@ from more import (
     visualize_mnist_affine_capsnet as figures,
 )
 from multimnist_capsnet import UserError
-from support import redraw
-from support.figures import with_reported_seed
 from support.statistics import t_quantile
 
 ANGLES = (-90, 0, 90)
@@ -117,12 +114,3 @@ def test_a_frame_says_what_the_networks_believe(run: figures.Run) -> None:
     assert found["lines"]["line 1"][0].tolist() == [45, 45]
     assert_same({name: found["lines"][name] for name in LABELS}, lines, "lines")
     assert found["levels"] == [0.1]
-
-
-def test_the_command_of_the_page_finds_the_reported_runs() -> None:
-    """With MNIST named, all of whose test digits are the default."""
-    (row,) = [row for row in redraw.read_rows() if any("rotation_sweep" in path for path in row.pictures)]
-    config = config_of(experiment, shlex.split(row.command)[3:])
-    found, who, reported = with_reported_seed(figures.RESULTS, "capsnet", "rotated_35_accuracy", config, ())
-    assert len(reported) == 10
-    assert who == f"seed {found.seed}, the median of 10"

@@ -21,6 +21,7 @@ import visualize_multimnist_capsnet as digits
 import visualize_smallnorb_novel_viewpoint as figures
 from figure_checks import cells, check_held, draw_coarsely, drawn, held, legend_of, move_to
 from helpers import ROOT, config_of
+from more import visualize_mnist_affine_capsnet as affine
 from smallnorb_novel_viewpoint import TrainState, UserError
 from support.experiment import load_checkpoint
 from support import figures as support_figures, redraw
@@ -249,7 +250,7 @@ def test_a_frame_shows_answers_viewpoint_and_accuracies(run: figures.Run) -> Non
     check_held(curve, lines=lines, levels=[0.2, 0.6])
 
 
-def test_the_commands_of_the_front_page_find_the_reported_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_commands_of_the_pages_find_the_reported_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """And the seed that they draw is that of the median of the capsules."""
     monkeypatch.setattr(support_figures, "ROOT", ROOT)
     asked: list[Any] = []
@@ -258,12 +259,15 @@ def test_the_commands_of_the_front_page_find_the_reported_runs(monkeypatch: pyte
         asked.append((given, more))
         raise UserError("stop")
 
-    for script, ending in ((figures, "azimuth_accuracy.png"), (digits, "overlay.png")):
+    of_scripts: dict[Any, tuple[str, str, str]] = {
+        figures: ("azimuth_accuracy", "capsules", "held_out_accuracy"), digits: ("overlay", "capsnet", "set_accuracy"),
+        affine: ("rotation_sweep", "capsnet", "rotated_35_accuracy"),
+    }
+    for script, (picture, *_) in of_scripts.items():
         monkeypatch.setattr(script, "load_or_train", stop)
-        (row,) = [row for row in redraw.read_rows() if row.pictures[-1].endswith(ending)]
-        assert script.main(shlex.split(row.command)[2:]) == 1
-    for (given, more), model, metric in zip(asked, ("capsules", "capsnet"), ("held_out_accuracy", "set_accuracy"),
-                                            strict=True):
+        (row,) = [row for row in redraw.read_rows() if any(path.endswith(f"{picture}.png") for path in row.pictures)]
+        assert script.main(shlex.split(row.command.replace("-m ", ""))[2:]) == 1
+    for (given, more), (_, model, metric) in zip(asked, of_scripts.values(), strict=True):
         path, *of = more.get("median_of") or given[5]
         config, _, reported = support_figures.with_reported_seed(path, of[0], of[1], given[2], given[3])
         order = sorted(reported, key=lambda run: run["models"][model][metric])
