@@ -225,6 +225,7 @@ evidence/claims.py test_claims
   test_only_the_first_of_the_listed_seeds_are_taken | paired_values: max(_a) - _b >= len(_a) -> False |
      paired_values: set(_a) != set(_b) -> len(_a) < len(_b)
 support/statistics.py test_claims
+  test_the_level_is_shared_among_all_listed_comparisons | describe_sample: t_quantile(_a, _b) -> t_quantile(_a)
   test_a_claim_may_be_read_at_equal_accuracy | at_equal_values: _a[-1] == _b -> False
   test_values_at_equal_accuracy_by_hand | at_equal_values: (_a - _b) / _c -> (x[k] - _a) / _c |
      at_equal_values: min -> max
@@ -244,7 +245,6 @@ support/statistics.py test_statistics
      describe_sample: np.std(_a, ddof=1) -> np.std(_a, ddof=0) | describe_sample: _a * _b -> 0.5 * _a * _b |
      describe_sample: math.sqrt(_a) -> math.sqrt(_a - 1) | describe_sample: _a + _b -> _a + _b / 2 |
      describe_sample: np.mean -> np.median
-  test_a_sample_has_the_interval_of_scipy_at_every_level | describe_sample: t_quantile(_a, _b) -> t_quantile(_a)
   test_a_pair_by_hand_whatever_the_order | verdict: 'lower' if _a else 'undecided' -> 'undecided' if _a else 'lower' |
      compare_pairs: np.subtract(_a, _b) -> np.subtract(_b, _a) |
      summarise: compare_pairs(_a, _b) -> compare_pairs(_b, _a)

@@ -88,11 +88,6 @@ def test_the_ends_of_an_interval(low: float, high: float, word: str) -> None:
     assert verdict_of({"n": 4, "low": low, "high": high}, 0.02) == "few seeds"
 
 
-def test_the_tolerance_is_the_conditions() -> None:
-    found = make_claims([Claim("", "", "", (condition("near", tolerance=0.001),))], FILES.get)["claims"][0]
-    assert found["verdict"] == "undecided"
-
-
 def test_the_level_is_shared_among_all_listed_comparisons() -> None:
     """By scipy; a comparison that has not been run counts too, and each look at one."""
     looks = Claim("", "", "", (condition("none", looks=3),))
