@@ -601,12 +601,6 @@ def cnn_model(name: str, config: CapsNetConfig, net: CNN) -> Network:
     return Network(name, init, functools.partial(cnn_loss_and_grads, net=net), functools.partial(cnn_assess, net=net))
 
 
-def with_parameters(net: CNN, n_params: int, config: CapsNetConfig) -> CNN:
-    """The network with as many hidden units as bring it nearest to ``n_params`` parameters, at least one."""
-    one, two = (cnn_size(net._replace(hidden={"hidden": n}), config) for n in (1, 2))
-    return net._replace(hidden={"hidden": max(1, 1 + round((n_params - one) / (two - one)))})
-
-
 # Of the CNNs' convolutions at first. Digits lie on a blank ground. There a second convolution without a bias gives 0,
 # but for the rounding of its form, and the ReLU's gradient would depend on that.
 BIAS = 0.01
@@ -622,7 +616,9 @@ def make_models(config: CapsNetConfig, cnn_loss: Loss = sigmoid_cross_entropy) -
     pooled = (ConvLayer(KERNEL, 2 * C, pool=MAX_POOL), ConvLayer(5, 2 * C, pool=MAX_POOL))
     for name, convs in (("cnn", trunk), ("cnn_pool", pooled)):
         net = CNN(convs, {}, cnn_loss, BIAS, parts_of(config).conv)
-        models[name] = cnn_model(name, config, with_parameters(net, n_params, config))
+        one, two = (cnn_size(net._replace(hidden={"hidden": n}), config) for n in (1, 2))
+        n_hidden = max(1, 1 + round((n_params - one) / (two - one)))  # each hidden unit has as many parameters
+        models[name] = cnn_model(name, config, net._replace(hidden={"hidden": n_hidden}))
     return models
 
 

@@ -129,7 +129,7 @@ multimnist_capsnet.py test_protocol
   test_every_digit_is_trained_on | Overlays.draw: _b(len(self.labels), size=_a) -> _b(len(self.labels) - 1, size=_a) |
      Overlays.draw: len(self.labels) - _a -> len(self.labels) - 1 - _a |
      Overlays.draw: _b(len(self.shifts), size=_a) -> [_b(len(self.shifts))] * _a
-  test_cnns_are_the_nearest_in_size | with_parameters: 1 + _a -> 2 + _a
+  test_cnns_are_the_nearest_in_size | make_models: 1 + round(_a) -> 2 + round(_a)
   test_initial_parameters | capsnet_init: PRIMARY_SIZE / _a -> 1.5 * PRIMARY_SIZE / _a |
      capsnet_init: math.sqrt(2 / _a) -> math.sqrt(3 / _a) | capsnet_init: math.sqrt(1 / _a) -> math.sqrt(1.5 / _a) |
      capsnet_init: 1 / sizes[2] -> 1.5 / sizes[2] | capsnet_init: 2 / CAPSULE_SIZE -> 1.4 / CAPSULE_SIZE |
