@@ -789,13 +789,6 @@ class Batch(NamedTuple):
         return Batch(*(a[start:stop] for a in self))
 
 
-class Composites(NamedTuple):
-    """Pairs of digits and their shifts; ``Overlays.render`` makes images of them."""
-
-    which: Array  # (N, 2) digit images
-    shift: Array  # (N, 2, 2) pixels, [composite, digit, axis]
-
-
 def admissible_shifts(max_shift: int, min_iou: float) -> Array:
     """All pairs of shifts (n, 2, 2) after which the two boxes overlap by an IoU of at least ``min_iou``.
 
@@ -834,18 +827,18 @@ class Overlays:
         self.max_shift, self.side, self.dtype = config.max_shift, config.image_size, np.dtype(config.dtype)
         self.overlay = config.overlay
 
-    def draw(self, rng: np.random.Generator, n: int) -> Composites:
-        """``n`` times two digits of different classes, and one of the admissible pairs of shifts, without rejection."""
+    def draw(self, rng: np.random.Generator, n: int) -> tuple[Array, Array]:
+        """``n`` times two digits of different classes (n, 2), and one of the admissible pairs of shifts (n, 2, 2), in
+        pixels, [composite, digit, axis], without rejection."""
         first = rng.integers(len(self.labels), size=n)
         start, stop = self.class_start[self.labels[first]], self.class_start[self.labels[first] + 1]
         second = rng.integers(len(self.labels) - (stop - start))  # counts the digits of all other classes
         second += np.where(second >= start, stop - start, 0)
-        return Composites(np.stack([first, second], axis=1), self.shifts[rng.integers(len(self.shifts), size=n)])
+        return np.stack([first, second], axis=1), self.shifts[rng.integers(len(self.shifts), size=n)]
 
-    def render(self, composites: Composites) -> Batch:
-        """Images of the composites: the pixel-wise maximum of the two shifted digits, or their sum, clipped at 1."""
-        which, shift = composites
-        sources = shifted(self.images[which], shift, self.side, self.max_shift)  # (N, 2, H, W)
+    def render(self, which: Array, shift: Array) -> Batch:
+        """Images of what ``draw`` gave: the pixel-wise maximum of two shifted digits, or their sum, clipped at 1."""
+        sources = shifted(self.images[which], shift, self.side, self.max_shift)  # (n, 2, H, W)
         sources = sources * self.dtype.type(1 / 255)
         images = np.minimum(sources.sum(axis=1), 1) if self.overlay == "sum" else sources.max(axis=1)
         return Batch(images, self.labels[which], sources)
@@ -863,7 +856,7 @@ def make_data(config: Config) -> Data:
     digits = without_test(digits, config.n_val)
     train = Overlays(digits.train_images, digits.train_labels, config)
     test = Overlays(digits.test_images, digits.test_labels, config)
-    return Data(digits.name, train, test.render(test.draw(generator(config.seed, Stream.EVALUATION), config.n_test)))
+    return Data(digits.name, train, test.render(*test.draw(generator(config.seed, Stream.EVALUATION), config.n_test)))
 
 
 def resolve_auto(config: Any, data: Any) -> Any:
@@ -876,7 +869,7 @@ def resolve_auto(config: Any, data: Any) -> Any:
 
 def training_batch(data: Data, config: Config, step: int) -> Batch:
     """The batch of a step, which depends on the seed and the step alone."""
-    return data.train.render(data.train.draw(generator(config.seed, Stream.SHUFFLE, step), config.batch_size))
+    return data.train.render(*data.train.draw(generator(config.seed, Stream.SHUFFLE, step), config.batch_size))
 
 
 # --- Settings: each is declared once, as a field of a dataclass; its flag, help and checks come from there ------------

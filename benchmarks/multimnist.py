@@ -42,7 +42,7 @@ def overlay_step(batch_size: int = 32) -> Step:
     rng = np.random.default_rng(0)
     images = rng.integers(0, 256, (60_000, 28, 28), np.uint8)
     overlays = multimnist.Overlays(images, rng.integers(0, 10, 60_000), problem(batch_size)[0])
-    return lambda: overlays.render(overlays.draw(rng, batch_size))
+    return lambda: overlays.render(*overlays.draw(rng, batch_size))
 
 
 def usual_products_step(batch_size: int = 32, threads: int = 2) -> Step:

@@ -231,8 +231,7 @@ def one_or_two(config: Any, params: Params, data: multimnist.Data, workers: Work
     them or more ink than ``most``. ``two`` and ``one``: the parts of test composites, and of their first digits alone,
     in which the page finds as many digits as there are.
     """
-    pairs = data.train.draw(generator(config.seed, Stream.EVALUATION, 1), N_CHOICE)
-    choice = data.train.render(pairs)
+    choice = data.train.render(*data.train.draw(generator(config.seed, Stream.EVALUATION, 1), N_CHOICE))
 
     def look(images: Array, explains: float) -> Evidence:
         return evidence(config, params, images, explains, workers)

@@ -251,7 +251,7 @@ def test_parts_in_which_one_digit_and_two_are_found(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(explorer, "n_found", lambda rule, seen: next(found))
     monkeypatch.setattr(explorer, "evidence", lambda *_: explorer.Evidence(*np.ones((6, 2))))
     batch: Any = SimpleNamespace(sources=np.zeros((4, 2, 3, 3)), images=np.zeros((4, 3, 3)))
-    train = SimpleNamespace(draw=lambda rng, n: n, render=lambda pairs: batch)
+    train = SimpleNamespace(draw=lambda rng, n: (n, n), render=lambda which, shift: batch)
     data: Any = SimpleNamespace(train=train, test=batch)
     rule = explorer.one_or_two(digits.Config(), {}, data, Mock())
     assert (rule["one"], rule["two"]) == (0.25, 0.75)
@@ -726,7 +726,7 @@ def test_the_registered_comparisons_of_digits_are_those_of_the_claims(committed:
 def test_the_rule_of_one_digit_or_two(measured: Any) -> None:
     """Its bounds come from training digits, its percentages from test digits."""
     m, params = measured, measured.rounded["capsnet"]
-    choice = m.data.train.render(m.data.train.draw(generator(m.config.seed, Stream.EVALUATION, 1), 50))
+    choice = m.data.train.render(*m.data.train.draw(generator(m.config.seed, Stream.EVALUATION, 1), 50))
     single, double = (evidence_of(m.config, params, images) for images in (choice.sources[:, 0], choice.images))
     bounds = np.unique(np.concatenate([single[1], double[1]]))
     wrong = [max((single[1] >= bound).mean(), (double[1] < bound).mean()) for bound in bounds]
