@@ -42,7 +42,6 @@ import hashlib
 import http.client
 import importlib
 import io
-import itertools
 import json
 import math
 import os
@@ -138,7 +137,7 @@ CONV = Pair(conv2d_forward, conv2d_backward)
 def max_pool_forward(x: Array) -> tuple[Array, tuple[Array, Array]]:
     """2x2, stride 2; an odd last row or column is dropped. x (B, H, W, C) -> (B, H // 2, W // 2, C)."""
     H, W = x.shape[1] // 2 * 2, x.shape[2] // 2 * 2
-    x00, x01, x10, x11 = (x[:, i:H:2, j:W:2] for i, j in itertools.product(range(2), repeat=2))
+    x00, x01, x10, x11 = (x[:, i:H:2, j:W:2] for i, j in np.ndindex(2, 2))
     out = np.maximum(np.maximum(x00, x01), np.maximum(x10, x11))
     return out, (x, out)
 
@@ -149,7 +148,7 @@ def max_pool_backward(dout: Array, cache: tuple[Array, Array]) -> Array:
     H, W = x.shape[1] // 2 * 2, x.shape[2] // 2 * 2
     dx, not_found = np.zeros_like(x), np.ones(out.shape, bool)
     # out = max(x00, x01, x10, x11)
-    for i, j in itertools.product(range(2), repeat=2):
+    for i, j in np.ndindex(2, 2):
         is_maximum = not_found & (x[:, i:H:2, j:W:2] == out)
         not_found ^= is_maximum
         np.multiply(dout, is_maximum, out=dx[:, i:H:2, j:W:2])
@@ -314,9 +313,7 @@ Loss = Callable[[Array, Array, int], tuple[float, Array]]  # scores and indicato
 
 def indicator(labels: Array, n_classes: int, dtype: Any) -> Array:
     """labels (B, L) -> (B, J), 1 for the classes in an image."""
-    positive = np.zeros((len(labels), n_classes), dtype)
-    positive[np.arange(len(labels))[:, None], labels] = 1
-    return positive
+    return np.eye(n_classes, dtype=dtype)[labels].max(axis=1)
 
 
 # --- The capsule network ----------------------------------------------------------------------------------------------
@@ -414,9 +411,9 @@ def capsnet_backward(
 
 def mask_forward(v: Array, labels: Array) -> tuple[Array, Array]:
     """v (B, J, D), labels (B, L) -> (B*L, J*D): each named capsule alone, zeros in place of the others."""
-    (B, J, D), L = v.shape, labels.shape[1]
-    mask = indicator(labels.reshape(-1, 1), J, v.dtype).reshape(B, L, J, 1)
-    return (mask * v[:, None]).reshape(B * L, J * D), mask
+    J, D = v.shape[1:]
+    mask = np.eye(J, dtype=v.dtype)[labels][..., None]  # (B, L, J, 1)
+    return (mask * v[:, None]).reshape(-1, J * D), mask
 
 
 def mask_backward(dmasked: Array, mask: Array) -> Array:
@@ -692,9 +689,7 @@ def load_mnist(data_dir: Path | None = None) -> Digits:
             raise UserError(f"{files[i]} has {counts}: take both from the same source")
     if (most := max(arrays[1].max(), arrays[3].max())) > 9:
         raise UserError(f"{place} has the label {most}: the labels of digits must be 0 to 9")
-    crc = 0
-    for array in arrays:
-        crc = zlib.crc32(array.data, crc)
+    crc = zlib.crc32(b"".join(array.data for array in arrays))
     return Digits("mnist" if crc == MNIST_CRC32 else "custom", *arrays)
 
 
@@ -1577,10 +1572,7 @@ class Options(RunOptions):
 # --- Tests and training loop ------------------------------------------------------------------------------------------
 
 # The weights that Muon updates, and which of their axes are inputs; Adam updates the last layers and the decoder.
-CONV_INPUTS = (0, 1, 2)
-MUON_INPUTS = {
-    "routing.w": (0, 1), "hidden.w": (0,), "primary.w": CONV_INPUTS, "conv2.w": CONV_INPUTS, "conv1.w": CONV_INPUTS,
-}
+MUON_INPUTS = {"routing.w": (0, 1), "hidden.w": (0,)} | dict.fromkeys(("conv1.w", "primary.w", "conv2.w"), (0, 1, 2))
 
 
 def top_labels(scores: Array, n_labels: int) -> Array:
