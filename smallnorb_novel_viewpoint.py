@@ -48,7 +48,7 @@ import time
 import zipfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn, TypeVar
+from typing import Any, ClassVar, NamedTuple, NoReturn, TypeVar
 
 import numpy as np
 
@@ -616,12 +616,9 @@ def in_range(angles: Any, bounds: Range) -> Any:
 
 def padded(objects: list[Array]) -> tuple[Array, Array]:
     """Objects, each of points (Q, 3), in one array (n, Q, 3), and a mask (n, Q) over the padding."""
-    points = np.zeros((len(objects), max(map(len, objects)), 3))
-    mask = np.zeros(points.shape[:2])
-    for k, object_points in enumerate(objects):
-        points[k, : len(object_points)] = object_points
-        mask[k, : len(object_points)] = 1
-    return points, mask
+    lengths = np.array([len(points) for points in objects])
+    points = np.stack([np.pad(points, ((0, lengths.max() - len(points)), (0, 0))) for points in objects])
+    return points, np.arange(lengths.max()) < lengths[:, None]
 
 
 def _rod(axis: int, start: float, stop: float, n: int, at: tuple[float, float, float] = (0, 0, 0)) -> Array:
@@ -1520,6 +1517,8 @@ class Config(Viewpoints):
     dtype: str = setting("float32", ("float32", "float64"), "Number format of all arithmetic.")
     plain: bool = setting(False, bool, "Compute all in its plain form, without fast twins.")
 
+    n_features: ClassVar[int] = (IMAGE_SIZE // 2) ** 2 * CONV_CHANNELS  # of the flattened conv1 map
+
     def dependent(self) -> dict[str, Any]:
         own = {"n_epochs": 80, "cnn_epochs": self.n_epochs or 80, "lr": 1e-3, "cnn_lr": self.lr or 5e-4,
                "weight_decay": 1.0, "cnn_weight_decay": self.weight_decay or 0.0}
@@ -1534,11 +1533,6 @@ class Config(Viewpoints):
     def lambdas(self) -> list[float]:
         """The inverse temperature of each iteration, 1. The paper raises it, and does not give it."""
         return [1.0] * self.em_iters
-
-    @property
-    def n_features(self) -> int:
-        """Length of the flattened conv1 map."""
-        return (IMAGE_SIZE // 2) ** 2 * CONV_CHANNELS
 
 
 MODEL_NAMES = ("capsules", "cnn", "cnn_matched")
@@ -1573,11 +1567,6 @@ def fraction_right(scores: Array, labels: Array) -> float:
     return float(right.mean()) if np.isfinite(scores).all() else math.nan
 
 
-def accuracy(model: Network, params: Params, split: Split) -> float:
-    """Fraction of a set that is classified correctly."""
-    return fraction_right(predict_scores(model, params, split.images), split.labels)
-
-
 def class_accuracies(config: Viewpoints, labels: Array, right: Array) -> dict[str, float]:
     """Of held-out views, of which those of ``right`` (N,) are classified correctly: on each class, such as
     class_L_accuracy; where a seed draws the objects, on the one of the least accuracy. For held-out azimuths also on L
@@ -1606,9 +1595,10 @@ def true_class_mass(model: Network, params: Params, split: Split) -> float:
 
 
 def evaluate(model: Network, params: Params, data: Data) -> dict[str, float]:
-    """Accuracy on the familiar and on the held-out viewpoints."""
+    """Fraction of the familiar and of the held-out views that is classified correctly."""
     parts = {"familiar_accuracy": data.familiar, "held_out_accuracy": data.held_out}
-    return {name: accuracy(model, params, split) for name, split in parts.items()}
+    scores = {name: predict_scores(model, params, part.images) for name, part in parts.items()}
+    return {name: fraction_right(scores[name], part.labels) for name, part in parts.items()}
 
 
 def steps_per_epoch(config: Any, data: Any) -> int:

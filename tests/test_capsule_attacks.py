@@ -44,6 +44,7 @@ def test_the_gradients_that_an_attacker_follows(network: str, name: str, vote: b
     loss against its finite differences."""
     monkeypatch.setitem(digits.PRESETS, "small", {"conv_channels": 3, "primary_types": 1, "decoder": (8, 8)})
     monkeypatch.setattr(views, "CONV_CHANNELS", 2)
+    monkeypatch.setattr(views.Config, "n_features", 16 * 16 * 2)
     flags = {"matrix": SMALL, "dense": ["--network=dense"], "capsnet": ["--network=capsnet", "--dataset=strokes"]}
     config: m.Config = config_of(m, [*flags[network], "--dtype=float64"])
     params, rng = perturbed(m.make_models(config)[name]), np.random.default_rng(0)

@@ -173,7 +173,8 @@ def test_every_image_counts_once_in_an_accuracy(script: Any) -> None:
         named = np.where([k in right for k in range(n)], labels, (labels + 1) % 5)
         model = views_model(script, "cnn", functools.partial(lambda named, x: named[x[:, 0, 0, 0].astype(int)], named))
         if script is views:
-            found = views.accuracy(model, WEIGHTS, views.Split(images, labels, labels, labels, labels))
+            split = views.Split(images, labels, labels, labels, labels)
+            found = views.evaluate(model, WEIGHTS, views.Data(split, split, split))["held_out_accuracy"]
         else:
             config, examples = conv.Config(dataset="voxels"), conv.Examples(images, labels)
             found = conv.accuracy(model, WEIGHTS, examples, config, SERIAL)
