@@ -45,7 +45,6 @@ import re
 import signal
 import sys
 import time
-import zipfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, NoReturn, TypeVar
@@ -1205,9 +1204,7 @@ def read_checkpoint(
     if not path.exists():
         raise UserError(f"there is no checkpoint {path}")
     try:
-        if not zipfile.is_zipfile(path):
-            raise ValueError("it is no .npz file")
-        with path.open("rb") as file, np.load(file) as stored:  # np.load would leave a damaged file open
+        with path.open("rb") as file, np.lib.npyio.NpzFile(file) as stored:  # np.load would speak of pickled data
             arrays = {key: stored[key] for key in stored.files}  # with their checksums
         header = json.loads(str(arrays["header"]))
         if header["experiment"] != experiment:
