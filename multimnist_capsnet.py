@@ -1583,14 +1583,10 @@ EVALUATION_BATCH = 32  # images that a thread classifies at a time
 def assess(model: Network, params: Params, batch: Batch, workers: Workers) -> tuple[Array, float]:
     """Scores (N, J), and the squared error of all reconstructions from the true digits' capsules, NaN where a model has
     none."""
-
-    def work(start: int) -> tuple[Array, float]:
-        with np.errstate(all="ignore"):
-            scores, error = model.assess(params, batch.part(start, start + EVALUATION_BATCH))
-        return scores.astype(float), error
-
-    scores, errors = zip(*workers.map(work, range(0, len(batch.labels), EVALUATION_BATCH)), strict=True)
-    return np.concatenate(scores), sum(errors)
+    parts = [batch.part(k, k + EVALUATION_BATCH) for k in range(0, len(batch.labels), EVALUATION_BATCH)]
+    with np.errstate(all="ignore"):
+        scores, errors = zip(*workers.map(functools.partial(model.assess, params), parts), strict=True)
+    return np.concatenate(scores).astype(float), sum(errors)
 
 
 def evaluate(model: Network, params: Params, batch: Batch, workers: Workers) -> dict[str, float]:
