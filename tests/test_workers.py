@@ -103,6 +103,12 @@ def test_threads_take_over_what_numpy_shall_do_with_errors() -> None:
                 workers.map(divide, range(3))
 
 
+@pytest.fixture(autouse=True)
+def _libraries_of_now() -> None:
+    """Other tests may have loaded SciPy's BLAS since the first limit."""
+    module.blas_libraries.cache_clear()
+
+
 def blas_now() -> set[int]:
     return {lib["num_threads"] for lib in threadpoolctl.threadpool_info() if lib["user_api"] == "blas"}
 
