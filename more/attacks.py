@@ -244,10 +244,9 @@ def attack(
     again; but FGSM, which may pass over what a shorter step reaches, makes each of its steps by itself.
 
     First each attack alone, the iterated ones from the image, along every loss, towards each class ("targeted") and
-    along the ``others``. Then all
-    losses and the VOTE, from random starts, on the images that no attack has misled, in rounds of twice as many steps
-    and starts each, until a round misleads less than ``tolerance`` of all images: "gradients". At last the search:
-    "worst_case".
+    along the ``others``. Then all losses and the VOTE, from random starts, on the images that no attack has misled, in
+    rounds of twice as many steps and starts each, until a round misleads less than ``tolerance`` of all images:
+    "gradients". At last the search: "worst_case".
     """
     scores = network.scores(images)
     clean = scores.argmax(axis=1) == labels
