@@ -97,9 +97,13 @@ class Config(Settings):
             raise SettingError("condition", f"{self.condition} is not for --network {self.network}")
         if of_digits != (self.dataset == "mnist"):
             raise SettingError("dataset", f"{self.dataset} is not for --network {self.network}")
-        for name in ("em_iters",) if of_digits else ("routing_iters", "composites", "recon_weight"):
+        of_matrix, of_capsnet = ["em_iters"], ["routing_iters", "recon_weight"]
+        own, others = (of_capsnet, of_matrix) if of_digits else (of_matrix, [*of_capsnet, "composites"])
+        unused = dict.fromkeys(others, f"--network {self.network}")
+        unused |= dict.fromkeys(own, "--model cnn") if self.model == "cnn" else {}
+        for name, flag in unused.items():
             if getattr(self, name) != getattr(Config, name):
-                raise SettingError(name, f"not together with --network {self.network}")
+                raise SettingError(name, f"not together with {flag}")
 
     @property
     def any_length(self) -> bool:

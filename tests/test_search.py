@@ -234,12 +234,16 @@ def test_a_search_on_digits_trains_on_as_many_composites_and_doubles_nothing(
     assert (stored["fresh"], stored["environment"]["threads"]) == (found["fresh"], 1)
 
 
-@pytest.mark.parametrize(("model", "name"), [("capsules", "capsnet"), ("cnn", "cnn_pool")])
-def test_a_run_on_digits_is_the_scripts_own_training(model: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = m.Config(network="capsnet", model=model, composites=800, routing_iters=2, recon_weight=0)
+@pytest.mark.parametrize(("model", "name", "own"), [
+    ("capsules", "capsnet", {"routing_iters": 2, "recon_weight": 0}), ("cnn", "cnn_pool", {}),
+])
+def test_a_run_on_digits_is_the_scripts_own_training(
+    model: str, name: str, own: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = m.Config(network="capsnet", model=model, composites=800, **own)
     module, asked, found = m.training_of(config, (0.02, 0.3, 4), 104)
     wanted = m.multimnist.Config(dataset="mnist", seed=104, lr=0.02, weight_decay=0.3, n_epochs=4, n_train=200,
-        routing_iters=2, recon_weight=0, n_val=10_000)
+        n_val=10_000, **own)
     assert (module, asked, found) == (m.multimnist, wanted, name)
     for network, condition in (("dense", None), ("convolutional", None), ("dense", "attacks")):
         on_voxels = m.Config(network=network, model=model, dataset="voxels", condition=condition)
@@ -263,6 +267,8 @@ def test_a_run_on_digits_is_the_scripts_own_training(model: str, name: str, monk
 @pytest.mark.parametrize("argv", [
     "--network capsnet --condition azimuths", "--condition overlaps", "--network capsnet --dataset shapes",
     "--dataset mnist", "--network capsnet --em-iters 1", "--routing-iters 1", "--composites 800", "--recon-weight 0",
+    "--model cnn --em-iters 1", "--network capsnet --model cnn --routing-iters 1",
+    "--network capsnet --model cnn --recon-weight 0",
 ])
 def test_what_a_search_does_not_use_is_refused(argv: str) -> None:
     with pytest.raises(UsageError, match=f"argument {argv.split()[-2]}"):
