@@ -407,7 +407,9 @@ def parse_command(argv: Sequence[str]) -> tuple[argparse.Namespace, list[Setting
     """The flags, checked against each other and completed, and the settings of the sweep."""
     split = argv.index("--") if "--" in argv else len(argv)
     parser, rest = make_parser(), list(argv[split + 1 :])
-    args = parser.parse_args(argv[:split])
+    args, unknown = parser.parse_known_args(argv[:split])
+    if unknown:
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}; flags of the experiment stand after --")
     # without the flags that only say where and how to run
     flags = re.sub(r" --(jobs|scheduler)[ =]\S+| --resume\b", "", f" {shlex.join(argv[:split])}")
     args.command = f"python compare_seeds.py{flags} {shlex.join(argv[split:])}".rstrip()

@@ -469,6 +469,11 @@ def test_what_an_experiment_refuses_is_said_once_and_before_any_run(
     assert not list(tmp_path.iterdir())
 
 
+def test_a_flag_of_the_experiment_before_the_dashes_is_told_its_place(capsys: Capture) -> None:
+    line = usage_error(compare_seeds, ["smallnorb_novel_viewpoint", "--n-epochs", "3"], capsys)
+    assert "unrecognized arguments: --n-epochs 3; flags of the experiment stand after --" in line
+
+
 def test_a_full_disk_loses_no_table(fake: str, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
     def full(path: Path, document: Any) -> None:
         raise compare_seeds.UserError(f"cannot write {path}: No space left on device")
