@@ -385,11 +385,13 @@ def trained_accuracy(network: Callable[..., Any], n_steps: int = 250, batch: int
 def main(argv: Sequence[str]) -> None:
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("file", type=path_of, help="your copy of lesson/exercises.py")
-    parser.add_argument("exercise", type=int, nargs="*", help="its number, 1 to 9; all without")
+    parser.add_argument("exercise", type=int, nargs="*", default=[], help="its number, 1 to 9; all without")
     parser.add_argument("--help-all", action="help", help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
     if not set(args.exercise) <= set(range(1, 10)):
         parser.error("argument exercise: expected numbers from 1 to 9")
+    if not args.file.exists():
+        raise UserError(f"No such file: {args.file}")
     asked = {*args.exercise, *(range(1, 6) if 9 in args.exercise else ())}  # those that the training needs
     try:
         found = list(check(args.file, asked))

@@ -330,6 +330,7 @@ def test_what_cannot_be_checked_is_one_line(tmp_path: Path, capsys: pytest.Captu
     path = tmp_path / "mine.py"
     for argv in ([], ["--no-such-flag", str(path)], [str(path), "0"], [str(path), "10"], [str(path), "x"]):
         usage_error(check, argv, capsys)
+    assert "exercise" not in usage_error(check, [], capsys)  # it may be left out
     assert "No such file" in failure(check, [str(path)], capsys)
     for text, ending in {"def f(:": "SyntaxError: invalid syntax", "raise SystemExit(7)": "SystemExit: 7"}.items():
         path.write_text(text)
