@@ -1688,7 +1688,7 @@ def format_table(result: dict[str, Any]) -> str:
 def main(argv: Sequence[str]) -> None:
     config, options, _ = parse(
         Config, Options, argv,
-        "Train a capsule network and two CNNs to recognise both digits of a composite, of two laid over each other.",
+        "Train a capsule network and two CNNs to recognise both digits of a composite: two digits, one over the other.",
         ("", "Three models, four epochs of 12,000 composites: about 7 minutes."),
         ("--models capsnet --n-epochs 20 --checkpoint run.npz",
          "Train the capsules longer and keep them: about 8 minutes."),
