@@ -72,13 +72,6 @@ O = TypeVar("O")
 #   D  entries of a parent's pose, or of a vote          L       labels of an image    Q       points of an object
 
 
-class Pair(NamedTuple):
-    """A forward pass, ``(...) -> (out, cache)``, and its backward pass, ``(dout, cache) -> gradients``."""
-
-    forward: Callable[..., Any]
-    backward: Callable[..., Any]
-
-
 # --- Layers: each backward pass stands below its forward pass, and repeats the lines that it undoes -------------------
 
 ConvCache = tuple[Array, Array, tuple[int, ...], int, int]  # columns, w, the shape of x, stride, pad
@@ -370,9 +363,6 @@ def em_routing_backward(dmu: Array, da: Array, cache: EMCache, em_grad: str) -> 
     return dvotes, da_in, dbeta_a, dbeta_v
 
 
-EM_ROUTING = Pair(em_routing_forward, em_routing_backward)  # a study gives a network another pair
-
-
 # --- Losses: (loss, gradient with respect to the input), means over the batch -----------------------------------------
 
 
@@ -442,7 +432,7 @@ class CapsulesCache(NamedTuple):
     primary: LinearCache
     a_in: Array  # (B, I)
     votes: VotesCache
-    routing: Any  # EMCache, or that of another pair
+    routing: EMCache
     mu: Array  # (B, J, D) class poses
     a: Array  # (B, J) class activations
 
@@ -470,9 +460,7 @@ def capsules_init(rng: np.random.Generator, config: Config) -> Params:
     }
 
 
-def capsules_forward(
-    params: Params, x: Array, config: Config, routing: Pair = EM_ROUTING
-) -> tuple[Array, CapsulesCache]:
+def capsules_forward(params: Params, x: Array, config: Config) -> tuple[Array, CapsulesCache]:
     """x (B, 32, 32, C) -> class scores (B, J)."""
     conv, conv_cache = conv2d_forward(x, params["conv1.w"], params["conv1.b"], stride=2, pad=2)  # (B, 16, 16, 16)
     hidden, relu_cache = relu_forward(conv)
@@ -482,7 +470,7 @@ def capsules_forward(
     pose = primary[:, :n_pose].reshape(-1, N_PRIMARY, POSE_SIDE, POSE_SIDE)  # (B, I, P, P)
     a_in, _ = sigmoid_forward(primary[:, n_pose:])  # (B, I)
     votes, votes_cache = votes_forward(pose, params["class.w"])  # (B, I, J, D)
-    mu, a, routing_cache = routing.forward(
+    mu, a, routing_cache = em_routing_forward(
         votes, a_in, params["class.beta_a"], params["class.beta_v"], config.lambdas, config.variance_floor
     )
     scores = class_scores_forward(mu, a, config.loss)
@@ -490,12 +478,12 @@ def capsules_forward(
 
 
 def capsules_backward(
-    dscores: Array, cache: CapsulesCache, config: Config, need_dx: bool = False, routing: Pair = EM_ROUTING
+    dscores: Array, cache: CapsulesCache, config: Config, need_dx: bool = False
 ) -> tuple[Params, Array | None]:
     """dscores (B, J) -> gradients under the parameters' names, and dx (B, 32, 32, C) where needed."""
     grads: Params = {}
     dmu, da = class_scores_backward(dscores, cache.mu, config.loss)
-    routed = routing.backward(dmu, da, cache.routing, config.em_grad)
+    routed = em_routing_backward(dmu, da, cache.routing, config.em_grad)
     dvotes, da_in, grads["class.beta_a"], grads["class.beta_v"] = routed
     dpose, grads["class.w"] = votes_backward(dvotes, cache.votes)
     dprimary = np.concatenate([dpose.reshape(len(da), -1), sigmoid_backward(da_in, cache.a_in)], axis=1)
