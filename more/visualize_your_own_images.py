@@ -135,7 +135,7 @@ def shown_pictures(asked: Config, options: Options, given: Collection[str]) -> t
     names = [name if k in used else "" for k, name in enumerate(data.classes)]  # of those that are shown
     for k, name in enumerate(names, 1):
         if fonts_for([name])[1]:
-            print(own.printable(f"class {k} is {name}"))
+            print(f"class {k} is {name}")
     return x, labels, names, answers, drawn
 
 

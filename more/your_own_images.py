@@ -137,12 +137,6 @@ def resolved(config: Config, data: PictureSets) -> Config:
     )
 
 
-def printable(text: str) -> str:
-    """Without what stdout cannot show, such as odd bytes in a file's name."""
-    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
-    return text.encode(encoding, "backslashreplace").decode(encoding)
-
-
 def in_floats(images: Array) -> Array:
     """uint8 -> float32 in [0, 1]."""
     return images * np.float32(1 / 255)
@@ -429,7 +423,7 @@ def main(argv: Sequence[str]) -> None:
         if options.out:
             write_answers(options.out, answers)
         if answers.paths:
-            print(printable(format_answers(answers)))
+            print(format_answers(answers))
         if n := len(answers.unreadable):
             why = one_line("; ".join(answers.unreadable), 2000)
             raise UserError(f"{n:,} picture{'s' * (n > 1)} cannot be read: {why}")
@@ -438,7 +432,7 @@ def main(argv: Sequence[str]) -> None:
         raise SettingError("data_dir", "name the folder of your pictures")
     require_own_outputs(EXPERIMENT, config, options)
     result, states = run(config, options, names=options.models)
-    report(result, printable(format_result(result)), options, states)
+    report(result, format_result(result), options, states)
 
 
 if __name__ == "__main__":
