@@ -247,21 +247,16 @@ def make_views(config: Config) -> Sequence[smallnorb.Split]:
     return [smallnorb.read_smallnorb(folder, half, config.standardize) for half in halves]
 
 
-def read_digits(config: Config) -> tuple[str, list[Examples]]:
-    """The name of the set; training and test set."""
-    source = multimnist.resolve_dataset(config.dataset, generator(config.seed, Stream.DATA), config.data_dir)
-    source = multimnist.without_test(source, config.n_val)
-    pairs = (source.train_images, source.train_labels), (source.test_images, source.test_labels)
-    return source.name, [Examples(x[..., None] * np.float32(1 / 255), y.astype(np.intp)) for x, y in pairs]
-
-
 def make_data(config: Config) -> Data:
     """Raises UserError where files are missing or damaged."""
     if config.has_views:
         name, angles = config.dataset, f"{config.held_out_angle}s"
         sets = [Examples(split.images, split.labels, getattr(split, angles)) for split in make_views(config)]
     else:
-        name, sets = read_digits(config)
+        digits = multimnist.resolve_dataset(config.dataset, generator(config.seed, Stream.DATA), config.data_dir)
+        name, *arrays = multimnist.without_test(digits, config.n_val)
+        pairs = arrays[:2], arrays[2:]
+        sets = [Examples(x[..., None] * np.float32(1 / 255), y.astype(np.intp)) for x, y in pairs]
     train, *tests = sets
     familiar, *held_out = (subset(test, config.n_test) for test in tests)
     train = subset(train, config.n_train, generator(config.seed, Stream.DATA, 1))
