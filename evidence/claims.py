@@ -28,7 +28,6 @@ assessing the equivalence of average bioavailability", J. Pharmacokin. Biopharm.
 from __future__ import annotations
 
 import ast
-import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
@@ -363,16 +362,12 @@ def level_of(source: str) -> tuple[float, int]:
 def listed(source: str, names: Collection[str] = ("CLAIMS", "REGISTERED")) -> set[Condition]:
     """The conditions in these lists of a claims.py's text, without their own names. Raises SyntaxError, ValueError."""
     lists = [value for name, value in values_of(source).items() if name in names]
-    calls = [
-        node
-        for node in itertools.chain.from_iterable(map(ast.walk, lists))
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Condition"
-    ]
     found = set()
-    for call in calls:
-        values = [ast.literal_eval(value) for value in call.args]
-        found.add(Condition(*values, **{str(k.arg): ast.literal_eval(k.value) for k in call.keywords}))
-    return {condition._replace(name="") for condition in found}
+    for call in (node for value in lists for node in ast.walk(value) if isinstance(node, ast.Call)):
+        if ast.unparse(call.func) == "Condition":
+            named = {str(k.arg): ast.literal_eval(k.value) for k in call.keywords}
+            found.add(Condition(*map(ast.literal_eval, call.args), **named)._replace(name=""))
+    return found
 
 
 def listed_end(condition: Condition, entries: Collection[Condition]) -> int:
