@@ -106,11 +106,6 @@ class Config(Settings):
                 raise SettingError(name, f"not together with {flag}")
 
     @property
-    def any_length(self) -> bool:
-        """Whether an epoch does not depend on how many follow: no margin and no rate that follow the progress."""
-        return self.network == "dense" and self.model == "cnn"
-
-    @property
     def metric(self) -> str:
         """What is chosen by."""
         return METRICS[str(self.condition)]
@@ -167,7 +162,8 @@ def run_once(config: Config, chosen: Setting, seed: int) -> dict[int, dict[str, 
     (module, asked, name), epochs = training_of(config, chosen, seed), chosen[2]
     history: dict[str, list[float]] = {}
     params: dict[int, Any] = {}
-    lengths = sorted({epochs, *(k for k in LENGTHS if k < epochs)}) if config.any_length else [epochs]
+    has_all = config.network == "dense" and config.model == "cnn"  # no margin and no rate that follow the progress
+    lengths = sorted({epochs, *(k for k in LENGTHS if k < epochs)}) if has_all else [epochs]
     familiar = "familiar_accuracy" if config.condition != "attacks" or config.network == "dense" else "accuracy"
 
     def keep(state: Any, epoch_ended: bool) -> None:
