@@ -1,11 +1,9 @@
-"""What the scripts compute, stated once more as plainly as can be: loops over single numbers, and whole arrays that
-autograd differentiates."""
+"""What the scripts compute, stated once more as plainly as can be, in whole arrays that autograd differentiates. One
+example at a time: docs/capsule_reference.md and test_docs.py."""
 
 from __future__ import annotations
 
 import itertools
-import math
-from collections import defaultdict
 from typing import Any
 
 import autograd.numpy as anp
@@ -18,81 +16,6 @@ import smallnorb_novel_viewpoint as views
 Array = np.ndarray
 Constants = tuple[Any, Any, Any]  # r, mass and mu of the last M-step
 
-
-# --- Loops ------------------------------------------------------------------------------------------------------------
-
-
-def loop_dynamic_routing(u: Array, w: Array, n_iters: int) -> tuple[Array, Array]:
-    """[Sabour 2017, procedure 1], one example, one pair of capsules at a time -> v and the couplings."""
-    (B, I, _), (_, _, J, D) = u.shape, w.shape
-    v, couplings = np.zeros((B, J, D)), np.zeros((n_iters, B, I, J))
-    for n in range(B):
-        votes = [[w[i, :, j].T @ u[n, i] for j in range(J)] for i in range(I)]
-        b = [[0.0] * J for _ in range(I)]
-        for t in range(n_iters):
-            for i in range(I):
-                total = sum(math.exp(x) for x in b[i])
-                for j in range(J):
-                    couplings[t, n, i, j] = math.exp(b[i][j]) / total
-            for j in range(J):
-                s = sum(couplings[t, n, i, j] * votes[i][j] for i in range(I))
-                length = math.sqrt(float(s @ s))
-                v[n, j] = length**2 / (1 + length**2) * s / length
-            for i, j in np.ndindex(I, J):
-                b[i][j] += float(votes[i][j] @ v[n, j])
-    return v, couplings
-
-
-def loop_em_routing(
-    votes: dict[Any, Array], a_in: Array, beta_a: Array, beta_v: Array, lambdas: list[float],
-    variance_floor: float, mass_unit: float = 1.0,
-) -> tuple[dict[Any, Array], dict[Any, float], dict[Any, float]]:
-    """[Hinton 2018, procedure 1] for one example, one child and one parent at a time -> mu, a, r of the last M-step.
-
-    ``votes``: of each parent q and child c of it; q ends with the parent's type. a_in[c] is the child's activation.
-    """
-    parents_of, children_of = defaultdict(list), defaultdict(list)
-    for q, c in votes:
-        parents_of[c].append(q)
-        children_of[q].append(c)
-    r = {(q, c): 1 / len(parents_of[c]) for q, c in votes}
-    for lambda_ in lambdas:
-        used, mu, sigma, a = dict(r), {}, {}, {}
-        for q, children in children_of.items():  # M-step
-            j, weights = q[-1], {c: r[q, c] * a_in[c] for c in children}
-            total = sum(weights.values()) + views.MASS_FLOOR
-            mu[q] = sum(weights[c] * votes[q, c] for c in children) / total
-            variance = sum(weights[c] * (votes[q, c] - mu[q]) ** 2 for c in children) / total
-            sigma[q] = np.sqrt(variance + variance_floor)
-            cost = sum((beta_v[j] + math.log(sigma_h)) * total / mass_unit for sigma_h in sigma[q])
-            a[q] = 1 / (1 + math.exp(-lambda_ * (beta_a[j] - cost)))
-        for c, parents in parents_of.items():  # E-step: over all of a child's parents, wherever they are
-            joint = {}
-            for q in parents:
-                z = (votes[q, c] - mu[q]) / sigma[q]
-                joint[q] = a[q] * math.exp(-0.5 * (z @ z)) / np.prod(math.sqrt(2 * math.pi) * sigma[q])
-            for q in parents:
-                r[q, c] = joint[q] / sum(joint.values())
-    return mu, a, used
-
-
-def loop_field_routing(
-    pose: Array, a_in: Array, w: Array, beta_a: Array, beta_v: Array, n_iters: int, variance_floor: float, k: int,
-    stride: int, offset: Array,
-) -> tuple[dict[Any, Array], dict[Any, float], dict[Any, float]]:
-    """One example: pose (H, W, I, P, P). A parent is (row, column, type), as is a child."""
-    (height, width, n_in), n_out = a_in.shape, w.shape[3]
-    votes = {}
-    for y, x, j in np.ndindex((height - k) // stride + 1, (width - k) // stride + 1, n_out):
-        for dy, dx, i in np.ndindex(k, k, n_in):
-            child = (stride * y + dy, stride * x + dx, i)
-            votes[(y, x, j), child] = (pose[child] @ w[dy, dx, i, j] + offset[dy, dx]).ravel()
-    parents, children = ({pair[k] for pair in votes} for k in (0, 1))
-    mass_unit = len(children) / len(parents)  # a parent's mass, were every child active and assigned evenly
-    return loop_em_routing(votes, a_in, beta_a, beta_v, [1.0] * n_iters, variance_floor, mass_unit)
-
-
-# --- Whole arrays of autograd -----------------------------------------------------------------------------------------
 
 
 def plain_conv(x: Any, w: Any, b: Any, stride: int, pad: int = 0) -> Any:

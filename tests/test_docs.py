@@ -12,6 +12,7 @@ import pytest
 
 import multimnist_capsnet as digits
 import smallnorb_novel_viewpoint as views
+from fast import dynamic_routing
 from helpers import ROOT, check_gradient
 from lesson.make_notebook import cells, run_page
 from more import conv_matrix_capsules as conv
@@ -67,11 +68,12 @@ def test_squash() -> None:
 
 @pytest.mark.parametrize("n_iters", [1, 2, 3, 4])
 @pytest.mark.parametrize("policy", ["exact", "stop"])
-def test_dynamic_routing(n_iters: int, policy: str) -> None:
-    J, P, I, D, B = 4, 3, 6, 5, 2
+@pytest.mark.parametrize("form", [digits, dynamic_routing])
+def test_dynamic_routing(form: Any, n_iters: int, policy: str) -> None:
+    J, P, I, D, B = 4, 3, 6, 5, 5  # images of more than one group of the fast form
     u, w, dv = rng().normal(size=(B, I, P)), rng().normal(size=(I, P, J, D)), rng().normal(size=(B, J, D))
-    v, cache = digits.routing_forward(u, w, n_iters)
-    du, dw = digits.routing_backward(dv, cache, policy)
+    v, cache = form.routing_forward(u, w, n_iters, digits.SQUASH)
+    du, dw = form.routing_backward(dv, cache, policy)
     p, w_page, dw_page = page(), w.swapaxes(1, 2), np.zeros((I, J, P, D))
     for b in range(B):
         u_hat = p.votes(u[b], w_page)
@@ -108,6 +110,7 @@ def test_em_routing_with_dense_parents(lambdas: list[float]) -> None:
         mu_page, a_page, steps = page().em_routing(*inputs)
         same(mu_page, mu[b])
         same(a_page, activation[b])
+        same(steps[-1][0], cache.m_steps[-1].r[b])
         dvotes, da_in, *dbetas = page().em_routing_backward(dmu[b], da[b], *inputs, steps)
         same(dvotes, grads[0][b])
         same(da_in, grads[1][b])

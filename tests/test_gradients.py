@@ -452,38 +452,6 @@ def test_cross_entropies_far_out() -> None:
         np.testing.assert_allclose(gradient[1, [3, 4]], [0.5, -0.5])
 
 
-# --- The plain statements against loops over single numbers -----------------------------------------------------------
-
-
-@pytest.mark.parametrize("n_iters", [1, 2, 3])
-@pytest.mark.parametrize("form", [m, dynamic_routing])
-def test_dynamic_routing_is_the_loop(form: Any, n_iters: int) -> None:
-    u, w = drawn(rng_of(n_iters), u=(6, 9, 3), w=(9, 3, 7, 5)).values()
-    v, cache = form.routing_forward(u, w, n_iters, m.SQUASH)
-    expected, couplings = oracles.loop_dynamic_routing(u, w, n_iters)
-    np.testing.assert_allclose(v, expected, rtol=1e-7)  # the script adds 1e-9 to |s|^2
-    np.testing.assert_allclose(cache.c, couplings, rtol=1e-7)
-
-
-@pytest.mark.parametrize("case", FIELD_CASES)
-def test_field_routing_is_the_loop(case: tuple[int, ...]) -> None:
-    """Of the scripts and of the plain statement, in which one set of children is a field of its own."""
-    inputs, how = field_inputs(case), field_options(case)
-    mu, a, cache = conv.field_routing_forward(**inputs, **how)
-    plain_mu, plain_a, _ = oracles.plain_field_routing(**inputs, **how)
-    r = cache.em.m_steps[-1].r.reshape(*mu.shape[:3], how["k"], how["k"], -1, mu.shape[3])
-    for e in range(len(mu)):
-        one = inputs | {"pose": inputs["pose"][e], "a_in": inputs["a_in"][e]}
-        loop_mu, loop_a, loop_r = oracles.loop_field_routing(**one, **how)
-        for q, expected in loop_mu.items():
-            for found_mu, found_a in ((mu, a), (plain_mu, plain_a)):
-                np.testing.assert_allclose(found_mu[e][q].ravel(), expected, rtol=1e-9, atol=1e-11)
-                assert found_a[e][q] == pytest.approx(loop_a[q], rel=1e-9)
-        for ((y, x, j), (row, column, i)), value in loop_r.items():
-            dy, dx = row - how["stride"] * y, column - how["stride"] * x
-            assert r[e, y, x, dy, dx, i, j] == pytest.approx(value, rel=1e-9)
-
-
 @pytest.mark.parametrize("form", [m, spectral_conv])
 @pytest.mark.parametrize("shape", [(3, 5, 2, 4), (5, 3, 2, 4)])
 def test_a_kernel_that_is_not_square_is_told(form: Any, shape: tuple[int, ...]) -> None:

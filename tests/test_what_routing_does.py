@@ -18,7 +18,6 @@ from fast.workers import Workers
 from figure_checks import check_held, drawn, move_to
 from helpers import config_of, digits_folder, failure, states_of
 from more import conv_matrix_capsules as conv, visualize_what_routing_does as figures, what_routing_does as m
-from oracles import loop_field_routing
 from recorded import check
 from smallnorb_novel_viewpoint import TrainState
 
@@ -55,53 +54,6 @@ def test_the_study_of_the_routing_by_hand(monkeypatch: pytest.MonkeyPatch) -> No
         assert found[f"{name}_entropy"] == pytest.approx(-(c * np.log(c)).sum(axis=-1).mean() / np.log(10))
     assert found["iters_2_changed"] == 0 < found["random_changed"]
     assert found["iters_1_entropy"] == pytest.approx(1)
-
-
-# --- EM routing over receptive fields ---------------------------------------------------------------------------------
-
-I, J, K, STRIDE, SIDE, P = 2, 3, 3, 2, 6, 4
-
-
-def routing_inputs(rng: np.random.Generator) -> dict[str, Any]:
-    """Of a layer with two fields on each axis."""
-    return {
-        "pose": rng.standard_normal((2, SIDE, SIDE, I, P, P)),
-        "a_in": np.exp(-0.5 + 0.3 * rng.standard_normal((2, SIDE, SIDE, I))),
-        "w": np.eye(P) + 0.3 * rng.standard_normal((K, K, I, J, P, P)),
-        "beta_a": rng.standard_normal(J),
-        "beta_v": 0.3 * rng.standard_normal(J),
-        "bias": rng.standard_normal((J, P * P)),
-    }
-
-
-def test_a_bias_moves_the_means_and_nothing_else() -> None:
-    rng = np.random.default_rng(0)
-    inputs, rest = routing_inputs(rng), (3, 0.5, K, STRIDE)
-    mu, a, _ = m.BIASED.forward(*inputs.values(), *rest)
-    bias = inputs.pop("bias")
-    plain_mu, plain_a, _ = conv.PLAIN.forward(*inputs.values(), *rest)
-    np.testing.assert_allclose(mu, plain_mu + bias.reshape(J, P, P), rtol=0, atol=1e-3)
-    np.testing.assert_allclose(a, plain_a, rtol=0, atol=1e-6)  # up to what MASS_FLOOR does to almost empty parents
-
-
-@pytest.mark.parametrize("routing", [conv.PLAIN, conv.FAST])
-def test_even_assignments_are_those_of_the_first_iteration(routing: conv.Routing) -> None:
-    inputs = routing_inputs(np.random.default_rng(0))
-    del inputs["bias"]
-    mu, a, _ = routing.forward(*inputs.values(), 1, 0.5, K, STRIDE)
-    for n in range(2):
-        one = inputs | {"pose": inputs["pose"][n], "a_in": inputs["a_in"][n]}
-        loop_mu, loop_a, _ = loop_field_routing(
-            **one, n_iters=1, variance_floor=0.5, k=K, stride=STRIDE, offset=np.zeros((K, K, P, P))
-        )
-        for q, expected in loop_mu.items():
-            np.testing.assert_allclose(mu[n][q].ravel(), expected, atol=1e-6)
-            assert a[n][q] == pytest.approx(loop_a[q], abs=1e-6)
-    network = conv.Config(dataset="shapes", sizes=(3, 2, 2, 2), em_iters=3)
-    params, x = m.matrix_capsules(network).init_params(np.random.default_rng(0)), np.ones((1, 32, 32, 1), np.float32)
-    once = conv.make_capsules(dataclasses.replace(network, em_iters=1), routing).forward(params, x)[0]
-    np.testing.assert_allclose(m.matrix_capsules(network, "even").forward(params, x)[0], once, atol=1e-5)
-    assert np.abs(m.matrix_capsules(network).forward(params, x)[0] - once).max() > 1e-3
 
 
 # --- The studies as they are run --------------------------------------------------------------------------------------
