@@ -149,7 +149,7 @@ def plain_conv_capsules(params: Any, x: Any, config: Any, constants: Any = None)
         if layer == "class":
             side = pose.shape[1]
             w = w[None, None]
-            position = (6.5 + 4 * np.arange(side)) / config.image_size
+            position = (6.5 + 4 * np.arange(side)) / config.image_size  # the middles of 13 pixels, 4 apart
             offset = np.zeros((side, side, 4, 4))
             offset[:, :, 0, 3], offset[:, :, 1, 3] = position[:, None], position[None, :]
         betas = params[f"{layer}.beta_a"], params[f"{layer}.beta_v"]

@@ -261,32 +261,6 @@ def test_float32_is_float64_rounded(
         assert np.linalg.norm(x - y) < tolerance * np.linalg.norm(x)
 
 
-def test_coordinates_are_the_centres_of_what_a_position_sees() -> None:
-    """Each position of ConvCaps2 answers to a window of pixels; its middle is what is added, in the right column."""
-    config = m.Config(dataset="mnist", sizes=(5, 3, 2, 4), em_iters=1, dtype="float64")
-    params = m.conv_capsnet_init(np.random.default_rng(4), config)
-    x = np.random.default_rng(0).random((1, 28, 28, 1))
-    side, offset = 4, m.coordinates(28, "float64")
-    assert offset.shape == (side, side, 4, 4)
-    assert np.count_nonzero(offset) == 2 * side * side
-
-    def a_at(x: Array, row: int, column: int) -> Array:
-        return m.conv_capsnet_forward(params, x, config, m.PLAIN)[1].convcaps2.em.m_steps[-1].a[side * row + column]
-
-    for row, column in ((1, 1), (2, 1), (1, 2)):  # those whose windows end inside the image
-        reach: list[list[int]] = [[], []]
-        for axis, pixel in itertools.product((0, 1), range(28)):
-            other = x.copy()
-            other[0, pixel if axis == 0 else slice(None), pixel if axis == 1 else slice(None)] += 1
-            if not np.array_equal(a_at(other, row, column), a_at(x, row, column)):
-                reach[axis].append(pixel)
-        centre = [(pixels[0] + pixels[-1] + 1) / 2 / 28 for pixels in reach]  # pixel p covers p to p + 1
-        assert offset[row, column, 0, 3] == pytest.approx(centre[0])
-        assert offset[row, column, 1, 3] == pytest.approx(centre[1])
-    np.testing.assert_allclose(np.diff(offset[:, 0, 0, 3]), 4 / 28)
-    np.testing.assert_allclose(np.diff(offset[0, :, 1, 3]), 4 / 28)
-
-
 def test_part_size() -> None:
     assert m.part_size(m.Config(dataset="mnist", sizes=(32, 4, 4, 8))) == m.PART
     for sizes in ((64, 8, 16, 16), (32, 32, 32, 32)):
