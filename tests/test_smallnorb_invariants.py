@@ -22,50 +22,9 @@ Array = np.ndarray
 
 # --- Voxel data -------------------------------------------------------------------------------------------------------
 
-Point = tuple[float, float, float]
-
-
-def spread_out(start: float, stop: float, n: int) -> list[float]:
-    return [start + (stop - start) * k / (n - 1) for k in range(n)]
-
-
-def table_of_points() -> dict[str, list[Point]]:
-    """The objects' definition, written out once more."""
-    arm = (-0.7, -0.35, 0.35, 0.7)
-    edge = spread_out(-0.7, 0.7, 5)
-    ends = list(itertools.product((-0.7, 0.7), repeat=2))
-    reach = (0.17, 0.34, 0.51, 0.68, 0.85)
-    back = [-0.7 * t for t in reach]
-    return {
-        "cross": [(0, 0, 0), *((t, 0, 0) for t in arm), *((0, t, 0) for t in arm), *((0, 0, t) for t in arm)],
-        "L": [
-            *((t, -0.7, -0.6) for t in spread_out(-0.8, 0.8, 9)),
-            *((-0.8, t, -0.6) for t in spread_out(-0.6, 0.8, 8)),
-            *((-0.8, -0.7, t) for t in spread_out(-0.5, 0.5, 5)),
-        ],
-        "T": [
-            *((t, 0.7, 0) for t in spread_out(-0.8, 0.8, 9)),
-            *((0, t, 0) for t in spread_out(-0.7, 0.6, 7)),
-            *((0, 0.7, t) for t in spread_out(-0.4, 0.4, 5)),
-        ],
-        "frame": [p for t in edge for u, v in ends for p in ((t, u, v), (u, t, v), (u, v, t))],
-        "tripod": [(0, 0, 0), *((t, 0, 0) for t in reach), *((0, t, 0) for t in reach), *((t, t, t) for t in back)],
-    }
-
-
 def objects_of_the_script() -> dict[str, Array]:
     points, mask = s.voxel_points()
     return {name: points[k][mask[k] == 1] for k, name in enumerate(s.VOXEL_CLASSES)}
-
-
-@pytest.mark.parametrize("name", s.VOXEL_CLASSES)
-def test_positions_of_points(name: str) -> None:
-    def rounded(points: Array) -> Counter[Point]:
-        return Counter(tuple(np.round(p, 9) + 0.0) for p in np.asarray(points, float))  # + 0.0: no negative zeros
-
-    assert set(np.unique(s.voxel_points()[1])) == {0.0, 1.0}
-    expected = table_of_points()[name]
-    assert rounded(objects_of_the_script()[name]) == rounded(np.array(expected))
 
 
 def draw_by_loop(label: int, azimuth: float, elevation: float) -> Array:
