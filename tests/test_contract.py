@@ -576,12 +576,6 @@ def test_a_stream_that_lacks_a_letter_shows_its_number(monkeypatch: Patch) -> No
     assert (content.getvalue(), stream.errors) == (b"0.7 \\xb1 0.1\n", "strict")
 
 
-def test_a_module_of_data_that_is_not_there_is_named(monkeypatch: Patch) -> None:
-    monkeypatch.setitem(sys.modules, "data.digit_files", None)
-    with pytest.raises(OSError, match=r"^this needs data/digit_files\.py beside the script: "):
-        views.from_data("digit_files")
-
-
 def test_a_data_module_in_the_way_is_named(tmp_path: Path, monkeypatch: Patch) -> None:
     (path := tmp_path / "data.py").write_text("x = 1", encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
