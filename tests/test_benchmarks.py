@@ -147,15 +147,6 @@ def test_a_step_has_its_threads(monkeypatch: pytest.MonkeyPatch) -> None:
         asked.assert_called_once_with(3)
 
 
-def test_scaling_has_a_row_for_each_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    table = scaling.scale(smallnorb.numpy_step, "batch size", {"2": {"batch_size": 2}}, [1, 2], 1)
-    assert table["columns"] == ["batch size", "1 thread, ms", "2 threads, ms", "1 thread, MiB", "2 threads, MiB"]
-    assert len(table["rows"]) == 1
-    assert table["rows"][0][0] == "2"
-    assert min(table["rows"][0][1:]) > 0
-    assert scaling.TYPES["8"]["sizes"] == conv_matrix_capsules.SIZES  # types alone grow
-
-
 NETWORKS = ("smallnorb", "multimnist", "matrix_capsules")
 
 
