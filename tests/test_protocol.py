@@ -289,18 +289,6 @@ def test_settings_are_chosen_on_training_digits_that_are_not_trained_on() -> Non
         multi.without_test(all_digits, 60)
 
 
-@pytest.mark.usefixtures("marked")
-@pytest.mark.parametrize("experiment", [multi, conv])
-def test_both_experiments_hold_out(experiment: Any) -> None:
-    config = experiment.Config(dataset="mnist", n_val=20)
-    data = experiment.make_data(config)
-    assert data.test[0].max() <= TRAIN / 255 + 1e-6
-    for n_val in (None, 20):
-        both = (data, {}) if experiment is multi else ({}, data)
-        result = experiment.make_result(dataclasses.replace(config, n_val=n_val), *both)
-        assert ("validation digits" in experiment.describe(result)) == (n_val is not None)
-
-
 def test_what_is_chosen_by_objects_is_said_to_be_validated() -> None:
     for n_val_objects in (None, 1):
         config = conv.Config(dataset="toys", held_out="nothing", n_val_objects=n_val_objects)
