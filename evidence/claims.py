@@ -214,6 +214,17 @@ REGISTERED: tuple[Claim, ...] = (
         ),
     ),
     Claim(
+        "Reconstruction makes a CapsNet classify better", "MNIST: error 0.25 % against 0.35 %",
+        "docs/what_routing_does.md", (
+            Condition(
+                "48,000 composites", "multimnist_capsnet/registered_reconstruction_48000.json",
+                "with:capsnet", "without:capsnet", "set_accuracy", "2036:2052",
+                searches=("mnist_overlaps_48000_capsnet_capsules_3_iterations.json",
+                          "mnist_overlaps_48000_capsnet_capsules_3_iterations_reconstruction_0.json"),
+            ),
+        ),
+    ),
+    Claim(
         "Matrix capsules generalise better than a CNN to new azimuths",
         "smallNORB: error 13.5 % against 20.0 %", "docs/smallnorb_novel_viewpoint.md", (
             Condition(
