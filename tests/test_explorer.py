@@ -1432,6 +1432,28 @@ def test_after_other_iterations_the_two_longest_are_the_answer(page: Any) -> Non
     assert text_of(page, "even-text").startswith("The first iteration has even couplings")
 
 
+def test_a_digit_found_alone_has_the_colour_in_which_it_was_drawn(page: Any) -> None:
+    """The second longest capsule is not found, and its faint reconstruction resembles the 7 even more."""
+    page.execute_script("""
+        $("clear").click();
+        const strokes = [[[3, 2], [6, 2], [6, 2.5], [5, 5], [4, 8.5]], [[3.5, 6], [3, 3], [5, 2], [6, 4], [5, 7], [3.5, 6]]];
+        strokes.forEach((stroke, layer) => {
+            selectLayer(layer);
+            const points = stroke.map(([x, y]) => ({ x: x * 28.8, y: y * 28.8 }));
+            penDown(points[0], "test"); points.forEach(penTo); penUp();
+        });
+        updateDigits();""")
+    assert text_of(page, "answer") == "Capsules: a 7 alone. "
+    alike = """
+        const [r, p] = [digits.recon[arguments[0]], digits.pictures[arguments[1]]];
+        return dot(r, p) / Math.sqrt(dot(r, r) * dot(p, p));"""
+    (first, second), (other, another) = ([page.execute_script(alike, k, layer) for layer in (0, 1)] for k in (0, 1))
+    assert first > second
+    assert first + another < second + other  # both together would change the colours
+    assert page.execute_script("return digits.colour") == [0, 1]
+    assert page.find_elements("css selector", "#answer .swatch.first")
+
+
 def test_lines_of_lengths_have_names(page: Any) -> None:
     names = """return [...document.querySelectorAll("#lengths text")].filter((e) => Number(e.getAttribute("x")) === 400)
         .map((e) => [Number(e.textContent), Number(e.getAttribute("y"))]);"""

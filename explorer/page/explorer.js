@@ -491,12 +491,13 @@ function dot(a, b) {
   return sum;
 }
 
-// The capsule whose reconstruction resembles a layer gets the colour of this layer.
-function coloursOf(recon, pictures) {
+// The capsule whose reconstruction resembles a layer gets the colour of this layer. One that is not found has no say.
+function coloursOf(recon, pictures, isAlone) {
   const likeness = (k, l) => dot(recon[k], pictures[l]) / (Math.sqrt(dot(recon[k], recon[k]) * dot(pictures[l], pictures[l])) + 1e-9);
   const [first, second] = layers.map((layer, k) => layer.used && pictures[k].some(Boolean));
   if (!first || !second) return second && !first ? [1, 0] : [0, 1];
-  return likeness(0, 0) + likeness(1, 1) >= likeness(0, 1) + likeness(1, 0) ? [0, 1] : [1, 0];
+  const ahead = likeness(0, 0) - likeness(0, 1) + (isAlone ? 0 : likeness(1, 1) - likeness(1, 0));
+  return ahead >= 0 ? [0, 1] : [1, 0];
 }
 
 // Everything that follows from the drawing.
@@ -529,8 +530,8 @@ function updateAnswer() {
   digits.named = longest(now);
   digits.recon = digits.named.map((j) => Networks.decoder(models.digits, capsuleOf(now, j), j));
   digits.share = shareOf(digits.recon, digits.image);
-  digits.colour = coloursOf(digits.recon, digits.pictures);
   digits.found = found(now);
+  digits.colour = coloursOf(digits.recon, digits.pictures, digits.found.length === 1);
   showBars(now);
   showReconstructions(now);
   showLengths();
