@@ -341,8 +341,10 @@ def seed_list(text: str) -> list[int]:
     """0:3 (as in Python, without the end), 0,1,2, or both."""
     found = [re.fullmatch(r"(\d{1,10})(?::(\d{1,10}))?", part) for part in text.split(",")]
     seeds = [n for part in found if part for n in range(int(part[1]), int(part[2] or int(part[1]) + 1))]
-    if not all(found) or not seeds or len(set(seeds)) < len(seeds):
+    if not all(found) or not seeds:
         raise argparse.ArgumentTypeError(f"{text!r} is neither START:STOP nor a list of seeds such as 0,1,2")
+    if len(set(seeds)) < len(seeds):
+        raise argparse.ArgumentTypeError(f"{text!r} has a seed twice")
     return seeds
 
 
