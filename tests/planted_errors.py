@@ -444,7 +444,7 @@ def stale() -> list[str]:
 
 def copy_project(folder: Path) -> Path:
     """The sources, tests and small data; no git history, results or pictures."""
-    left_out = shutil.ignore_patterns(".*", "__pycache__", "viz", "results", "*.gif", "*.png")
+    left_out = shutil.ignore_patterns(".*", "__pycache__", "results", "*.gif", "*.png")
     return Path(shutil.copytree(ROOT, folder, ignore=left_out))
 
 
