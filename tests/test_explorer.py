@@ -1436,7 +1436,8 @@ def test_a_digit_found_alone_has_the_colour_in_which_it_was_drawn(page: Any) -> 
     """The second longest capsule is not found, and its faint reconstruction resembles the 7 even more."""
     page.execute_script("""
         $("clear").click();
-        const strokes = [[[3, 2], [6, 2], [6, 2.5], [5, 5], [4, 8.5]], [[3.5, 6], [3, 3], [5, 2], [6, 4], [5, 7], [3.5, 6]]];
+        const strokes = [
+            [[3, 2], [6, 2], [6, 2.5], [5, 5], [4, 8.5]], [[3.5, 6], [3, 3], [5, 2], [6, 4], [5, 7], [3.5, 6]]];
         strokes.forEach((stroke, layer) => {
             selectLayer(layer);
             const points = stroke.map(([x, y]) => ({ x: x * 28.8, y: y * 28.8 }));
