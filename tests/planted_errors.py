@@ -134,17 +134,15 @@ multimnist_capsnet.py test_protocol
      capsnet_init: math.sqrt(2 / _a) -> math.sqrt(3 / _a) | capsnet_init: math.sqrt(1 / _a) -> math.sqrt(1.5 / _a) |
      capsnet_init: 1 / sizes[2] -> 1.5 / sizes[2] | capsnet_init: 2 / CAPSULE_SIZE -> 1.4 / CAPSULE_SIZE |
      cnn_init: 2 -> 3 | cnn_init: 1 if _a else _b -> 1.5 if _a else _b
-  test_defaults_are_the_stored_ones | module: WARMUP = 100 -> WARMUP = 10 | module: (0.9, 0.1, 0.5) -> (0.9, 0.1, 1.0)
+  test_defaults_are_the_stored_ones | module: WARMUP = 100 -> WARMUP = 10 | module: (0.9, 0.1, 0.5) -> (0.9, 0.1, 1.0) |
+     module: {'conv_channels': 32, 'primary_types': 8, 'decoder': (256, 512)}
+     -> {'conv_channels': 32, 'primary_types': 8, 'decoder': (256, 256)}
 multimnist_capsnet.py test_multimnist_capsnet
   test_a_composite_is_the_maximum_of_two_shifted_digits_of_different_classes | Overlays.draw: _a >= _b -> _a > _b
   test_admissible_shifts_are_all_those_that_overlap_enough | admissible_shifts: _a >= _b * _c -> _a > 0 * _b * _c
 multimnist_capsnet.py test_conv_matrix_capsules
   test_half_of_the_hidden_units_are_left_out_in_training_and_none_in_a_test |
      cnn_forward: _b if _a is None else _b * _a -> _b
-multimnist_capsnet.py test_settings
-  test_presets_and_flags_make_the_config |
-     module: {'conv_channels': 32, 'primary_types': 8, 'decoder': (256, 512)}
-     -> {'conv_channels': 32, 'primary_types': 8, 'decoder': (256, 256)}
 more/what_routing_does.py test_what_routing_does
   test_the_study_of_the_routing_by_hand | routing_study: _a.any -> _a.all
 more/mnist_affine_capsnet.py test_networks
