@@ -2072,6 +2072,19 @@ def test_the_tour_asks_shows_and_gives_everything_back(size: tuple[int, int], pa
     settled(page, lambda: page.execute_script("return stateText()") == before)
 
 
+def test_the_tour_asks_of_an_image_that_is_routed_as_in_training(page: Any) -> None:
+    page.execute_script("restore('t=1&e=1'); scrollTo(0, 0)")
+    page.find_element("id", "start-tour").click()
+    for _ in range(5):
+        drawn(page)
+        assert text_of(page, "answer").startswith("Capsules: ")
+        assert text_of(page, "answer").endswith("Both are right.")  # "as the capsules do"
+        page.execute_script("$('tour-next').click()")
+    page.find_element("id", "tour-end").click()
+    drawn(page)
+    assert page.execute_script("return [digits.iteration, digits.even]") == [1, True]
+
+
 def test_the_tour_moves_the_number_that_it_asks_about(page: Any) -> None:
     page.find_element("id", "start-tour").click()
     step = page.execute_script("return TOUR.findIndex(({ about: what }) => what === 'sliders')")

@@ -1779,13 +1779,13 @@ async function copyLink(id) {
 // Of each step: what its question speaks of, and its answer, if that is another; which parts it needs besides; the control that Tab comes to next, if it is
 // another; what a question hides until it is answered; what is done before the question, and before the answer; where the box stands, if not on the right.
 const TOUR = [
-  { about: "draw", place: "left", needs: "answers", hidden: "#answer, #cnn-answer, .bar, #recons figure, #tray", before: () => showExample(about.digits.nExamples),
+  { about: "draw", place: "left", needs: "answers", hidden: "#answer, #cnn-answer, .bar, #recons figure, #tray", before: showFirst,
     question: "This image holds two digits, one over the other. Which two do you see?",
     answer: () => `${$("answer").textContent} A capsule is a small group of numbers for one thing. Its length should say whether the thing is there.` },
-  { about: "bars", next: "bar0", needs: "cnn answers", hidden: "#cnn-answer, .bar .thin, #tray", before: () => showExample(about.digits.nExamples),
+  { about: "bars", next: "bar0", needs: "cnn answers", hidden: "#cnn-answer, .bar .thin, #tray", before: showFirst,
     question: "A plain CNN looks at the same image. Will it classify both digits correctly, as the capsules do?",
     answer: () => `No: the thin bars are its probabilities, and the two highest are not both right. Over all test images ${accuracyOf("cnn_pool") > accuracyOf("capsnet") ? "the CNN is right more often" : "the capsules are right more often"}${hides("tray") ? "" : ": see “Where the two differ” below"}.` },
-  { about: "recons", next: "next-example", place: "middle", hidden: "#recons figure", before: () => showExample(about.digits.nExamples),
+  { about: "recons", next: "next-example", place: "middle", hidden: "#recons figure", before: showFirst,
     question: "From sixteen numbers a capsule can redraw its digit. Will each redrawn image hold one digit or both?",
     answer: "One each here, in the colours of the digits. “Next” shows other test images, not all of which come apart." },
   { about: "iterations", place: "left", hidden: "#lengths, #even-text", before: () => { if (isEmpty()) showExample(about.digits.nExamples); setRouting(1, false); }, reveal: () => setRouting(about.digits.config.iterations, false),
@@ -1802,6 +1802,12 @@ const TOUR = [
     question: "An object from a side that neither network has seen. Which network classifies it correctly?",
     answer: "The sentence below the bars says which. The ring shows all its sides. Means over many sets of shapes stand further down." },
 ];
+
+// The image of the first questions, routed as in training: after one iteration it may be another answer than theirs.
+function showFirst() {
+  showExample(about.digits.nExamples);
+  setRouting(about.digits.config.iterations, false);
+}
 
 // What the iterations have done to the lengths.
 function grownText() {
