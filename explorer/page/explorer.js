@@ -62,11 +62,11 @@ const afterPaint = (update) => {
 
 // What a screen reader is told: once, a while after the last change; what has not been said by then goes with it. `act`: of
 // another act of the person the same words are said again.
-const telling = { told: {}, unsaid: {}, timer: 0 };
+const telling = { told: {}, unsaid: {}, timer: 0, waits: false }; // waits: while a question of the tour hides its answer
 const TOLD_AT_FIRST = ["answer", "verdict", "plane"]; // by the page itself, as it opens: nobody has asked
 function tell(what, text, act = 0) {
   const { told } = telling;
-  if (what !== "tour" && document.querySelector(".asked")) return; // a question of the tour is open
+  if (what !== "tour" && telling.waits) return;
   if (told[what]?.text === text && told[what].act === act) return;
   const first = !(what in told) && TOLD_AT_FIRST.includes(what);
   told[what] = { text, act };
@@ -625,7 +625,7 @@ function showBars({ lengths }) {
     cnn.replaceChildren(element("span", { className: "swatch cnn" }), "CNN, always two: ", bold(top[0]), " and ", bold(top[1]), ". ", verdictOf(top));
   }
   showWhy();
-  if (!hides("answers")) tell("answer", `${answer.textContent}${hides("cnn") ? "" : ` ${cnn.textContent}`}`, drawing.acts);
+  if (!hides("answers")) tell("answer", `${answer.textContent}${hides("cnn") || cnn.matches(".asked") ? "" : ` ${cnn.textContent}`}`, drawing.acts);
 }
 
 // Of a whole test image: how many of its two digits are among these two, which are said where they were not.
@@ -1776,10 +1776,11 @@ async function copyLink(id) {
 
 // ------------------------------------------------------------------------------------------------------ 7. the tour
 
-// Of each step: what its question speaks of, and its answer, if that is another; which parts it needs besides; the control that Tab comes to next, if it is
-// another; what a question hides until it is answered; what is done before the question, and before the answer; where the box stands, if not on the right.
+// Of each step: what its question speaks of, and its answer, if that is another; which parts it needs besides; the control that
+// Tab comes to next, if it is another; what is hidden until it is answered, in the steps before it too; what is done before the
+// question, and before the answer; where the box stands, if not on the right.
 const TOUR = [
-  { about: "draw", place: "left", needs: "answers", hidden: "#answer, #cnn-answer, .bar, #recons figure, #tray", before: showFirst,
+  { about: "draw", place: "left", needs: "answers", hidden: "#answer, #cnn-answer, .bar, #tray", before: showFirst,
     question: "This image holds two digits, one over the other. Which two do you see?",
     answer: () => `${$("answer").textContent} A capsule is a small group of numbers for one thing. Its length should say whether the thing is there.` },
   { about: "bars", next: "bar0", needs: "cnn answers", hidden: "#cnn-answer, .bar .thin, #tray", before: showFirst,
@@ -1829,15 +1830,18 @@ function setUpTour() {
   let ended = -Infinity; // ms
   const clear = () => {
     for (const marked of document.querySelectorAll(".toured, .asked")) marked.classList.remove("toured", "asked");
+    telling.waits = false;
   };
   const show = (next) => {
     step = next;
     const { about: what, then = what, next: control, hidden, question, answer, before: ask, reveal, place = "" } = steps[step >> 1];
     const isAnswer = step % 2 === 1;
+    const unanswered = steps.slice((step + 1) >> 1).flatMap((other) => other.hidden ?? []); // what the questions to come hide stays hidden
     clear();
+    telling.waits = !isAnswer && Boolean(hidden);
     stopPlaying();
     document.documentElement.dataset.tour = place;
-    if (!isAnswer && hidden) for (const e of document.querySelectorAll(hidden)) e.classList.add("asked");
+    for (const e of document.querySelectorAll(unanswered.join() || "none")) e.classList.add("asked");
     (isAnswer ? reveal : ask)?.();
     showBars(routed()); // in words too
     const shown = what === "sliders" ? $("sliders").firstElementChild : $(isAnswer ? then : what); // its first row
