@@ -773,8 +773,8 @@ function showWalk() {
   path($("walk"), at, now.ends.slice(place, place + 2), { class: "walk", style: "stroke:var(--text);stroke-width:5" });
   const [cx, cy] = at(now.ends.at(-1)).split(" ");
   shape($("walk"), "circle", { cx, cy, r: 6, style: `fill:${colour}` });
-  const part = ({ length, total }) => percent(length / total, 0);
-  $("walk-text").textContent = `The ${I} votes for ${j}, each times its coupling, are laid end to end from where the axes cross. You see two of their sixteen numbers, those that vary most. In all sixteen their lengths add up to ${now.total.toFixed(2)}; the sum s has length ${now.length.toFixed(2)}, ${part(now)} of that. With even couplings (dotted): ${part(even)}. The straighter the way, the better they agree. Bold: the chosen place.`;
+  const [ofNow, ofEven] = apart(now.length / now.total, even.length / even.total);
+  $("walk-text").textContent = `The ${I} votes for ${j}, each times its coupling, are laid end to end from where the axes cross. You see two of their sixteen numbers, those that vary most. In all sixteen their lengths add up to ${now.total.toFixed(2)}; the sum s has length ${now.length.toFixed(2)}, ${ofNow} of that. With even couplings (dotted): ${ofEven}. The straighter the way, the better they agree. Bold: the chosen place.`;
   // The longest votes, and that of the chosen small capsule, as arrows from the middle; their couplings as thickness.
   const few = longestVotes(j, pair);
   const shown = [...few, formula.shown].map((i) => ({ end: pair.map((d) => digits.result.uHat[(j * I + i) * D + d]), width: thickness(routed().c[j * I + i]) }));
