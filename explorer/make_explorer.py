@@ -452,7 +452,8 @@ def page_of(about: Mapping[str, Any], weights: str) -> bytes:
     about = {**about, "registered": registered_of_digits() if is_mnist else {},
              "pageCommit": git_commit("explorer/page")}
     described = json.dumps(about, separators=(",", ":")).replace("</", "<\\/")
-    return page.replace("{{about}}", described).replace("{{weights}}", weights).encode()
+    page = page.replace("{{about}}", described).replace("{{megabytes}}", f"{len(weights) / 1e6:.1f}")
+    return page.replace("{{weights}}", weights).encode()
 
 
 def read_page(path: Path) -> tuple[dict[str, Any], str]:
