@@ -1012,6 +1012,22 @@ def test_the_numbers_of_em_routing_in_the_plane(measured: Any) -> None:
             assert sum(shown[:3]) == pytest.approx(shown[3], abs=1e-9)  # a reader who adds finds what stands there
 
 
+def test_the_numbers_that_stand_in_the_text(measured: Any) -> None:
+    m, of_views = measured, measured.view_config
+    types, elevations = m.config.primary_types, " to ".join(f"{angle:.0f}°" for angle in of_views.train_elevations)
+    shown = [text_of(m.driver, f"n-{name}") for name in ("primary", "types")]
+    assert shown == [str(types * m.config.primary_side**2), str(types)]
+    assert text_of(m.driver, "trained-iterations") == str(m.config.routing_iters)
+    assert text_of(m.driver, "trained-elevations") == elevations
+    words = " ".join(m.driver.execute_script("return document.querySelector('main').textContent").split())
+    assert f"where they have more than {explorer.LARGE:,}" in words
+    assert f"the small image, {views.IMAGE_SIZE}×{views.IMAGE_SIZE} pixels" in words
+    start = np.reshape(m.driver.execute_script("return START"), (1, 4, 2, 2))  # of which the tour says three of four
+    a, cache = views.em_routing_forward(start, np.ones((1, 4)), np.full(2, -4.0), np.zeros(2), [1.0] * 3, 0.05)[1:]
+    assert (cache.m_steps[-1].r[0, :, 0] > 0.5).sum() == 3
+    assert a[0, 0] > 0.5 > a[0, 1]
+
+
 # --- In a browser: the committed page as a person uses it -------------------------------------------------------------
 
 
