@@ -2308,6 +2308,16 @@ def test_colours_are_seen_and_differ_in_grey(dark: bool, page: Any) -> None:
     ink = np.array(page.execute_script("return COLOURS")) / 255
     assert min(contrast(colour, np.zeros(3)) for colour in ink) >= 3
     assert contrast(*ink) >= 1.5
+    under, dots = page.execute_script("""
+        const { side, kernel } = about.digits.config, { width } = $("couplings");
+        const copy = element("canvas", { width, height: width }).getContext("2d", { willReadFrequently: true });
+        copy.drawImage($("couplings"), 0, 0);
+        const { data } = copy.getImageData(0, 0, width, width);
+        const at = (k) => Math.round((kernel - 0.5 + 2 * k) * width / SIDE);
+        const dot = (row, column) => [...data.slice(4 * (at(row) * width + at(column))).slice(0, 3)];
+        return [UNDER, Array.from({ length: side ** 2 }, (_, k) => dot(Math.floor(k / side), k % side))];""")
+    assert min(contrast(np.array(dot) / 255, np.array(under) / 255) for dot in dots) >= 3
+    assert len({*map(tuple, dots)}) > 20  # grey and both colours
     assert contrast(of["capsules"], of["third"]) >= 1.8  # the parents in the plane, which have names too
     names = page.execute_script("return plane.letters.map((e) => [e.textContent, e.getBBox().x, e.getBBox().width])")
     assert [name for name, *_ in names] == ["parent A", "parent B"]

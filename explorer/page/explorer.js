@@ -868,6 +868,7 @@ function couplingRange(c, j) {
   return [0.05, 0.95, 1].map((part) => sorted[Math.round(part * (I - 1))].toFixed(3));
 }
 
+const UNDER = [60, 62, 67]; // the image under the dots, each of which has a contrast of 3 to 1 against it
 function showCouplings({ c }) {
   const { side, types, kernel } = about.digits.config;
   const { size } = digits.result;
@@ -877,7 +878,7 @@ function showCouplings({ c }) {
   const context = canvas.getContext("2d");
   const k = canvas.width / SIDE;
   const grey = element("canvas", { width: SIDE, height: SIDE });
-  paint(grey, [digits.image], [[75, 78, 84]], SIDE);
+  paint(grey, [digits.image], [UNDER], SIDE);
   context.imageSmoothingEnabled = false;
   context.drawImage(grey, 0, 0, canvas.width, canvas.height);
   const [a, b] = digits.named;
