@@ -378,7 +378,7 @@ def make_result(
     and also among a model's metrics, such as ``fgsm_0.1_accuracy``. Those among the images that all networks classify
     correctly without an attack are in "attack_of_both", and such as ``fgsm_0.1_of_both_accuracy`` (0 where there are no
     such images). "convergence" has the accuracy under all attacks but the search, by epsilon and by the number of
-    steps."""
+    steps; ``20_steps_0.1_accuracy`` is that of the first round, ``gradients_0.1_accuracy`` that of the last."""
     models, names = dict[str, dict[str, Any]](), [f"{epsilon:g}" for epsilon in config.epsilons]
     both = np.all([one.clean for one in found.values()], axis=0)
     every = np.full(len(both), True)
@@ -394,11 +394,13 @@ def make_result(
         for table, (suffix, _) in suffixes.items():
             of = tables[table][name]
             models[name] |= {f"{kind}_{e}_{suffix}": x for kind in of for e, x in of[kind].items()}
+        for e, rounds in zip(names, found[name].convergence, strict=True):
+            models[name][f"{min(rounds)}_steps_{e}_accuracy"] = rounds[min(rounds)]
     config = dataclasses.replace(config, n_attack=len(both))
     name = config.dataset if isinstance(data, smallnorb.Data) else data.name
     result = result_document(EXPERIMENT, config, name, models, states, headline="accuracy")
-    rounds = {name: dict(zip(names, one.convergence, strict=True)) for name, one in found.items()}
-    return result | tables | {"convergence": rounds, "n_both": int(both.sum())}
+    convergence = {name: dict(zip(names, one.convergence, strict=True)) for name, one in found.items()}
+    return result | tables | {"convergence": convergence, "n_both": int(both.sum())}
 
 
 def describe(result: Mapping[str, Any]) -> str:
