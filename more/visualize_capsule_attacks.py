@@ -91,7 +91,7 @@ def draw_attack_trainings(path: Path = LENGTHS) -> Figure:
     kinds = [Line2D([], [], color=GREY, linestyle=line, label=label) for line, label in lines.values()]
     head_legend(fig, [*model_handles(MODELS.values()), *kinds], 2)
     for ax, decay in zip(fig.subplots(1, len(decays), sharey=True), decays, strict=True):
-        accuracy_axis(ax, "accuracy" if decay == decays[0] else None, CHANCE)
+        accuracy_axis(ax, "accuracy" if decay == decays[0] else None, CHANCE, side="center", below=True)
         ax.set_title(f"weight decay {decay:g}")
         ax.set_xlabel("epochs")
         ax.set_xscale("log")
