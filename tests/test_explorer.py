@@ -2678,6 +2678,7 @@ def test_a_lesson_without_answers_tells_none(page: Any) -> None:
 
 def test_several_votes_are_seen_and_no_name_lies_on_them(page: Any) -> None:
     longer, names = page.execute_script("""
+        digits.child = null;
         const all = [...Array(24).keys()].map((k) => {
             showExample(k); updateDigits();
             const arrows = [...document.querySelectorAll("#arrows .walk")].slice(0, FEW);
@@ -2688,12 +2689,19 @@ def test_several_votes_are_seen_and_no_name_lies_on_them(page: Any) -> None:
         return [0, 1].map((k) => all.map((one) => one[k]));""")
     assert min(longer) >= 6
     assert all(names)
-    widths = page.execute_script("""
+    widths = """
         const { c } = routed();
-        const few = longestVotes(dimensions.digit, mostVaried(dimensions.digit));
         const shown = [...document.querySelectorAll("#arrows .walk")].map((e) => parseFloat(e.style.strokeWidth));
-        return [shown.slice(0, FEW), few.map((i) => c[dimensions.digit * digits.result.size.length + i])];""")
-    assert widths[0] == pytest.approx(np.clip(30 * np.array(widths[1]) - 1.5, 0.5, 10), abs=0.01)
+        return [shown.slice(0, few.length), few.map((i) => c[dimensions.digit * digits.result.size.length + i])];"""
+    shown, c = page.execute_script("const few = longestVotes(dimensions.digit, mostVaried(dimensions.digit));" + widths)
+    assert shown == pytest.approx(np.clip(30 * np.array(c) - 1.5, 0.5, 10), abs=0.01)
+    assert "longest in these two numbers" in text_of(page, "arrows-text")
+    types = page.execute_script("const { types } = about.digits.config; chooseChild(7 * types + 1); return types;")
+    shown, c = page.execute_script(f"const few = [...Array({types}).keys()].map((t) => {7 * types} + t);" + widths)
+    assert shown == pytest.approx(np.clip(30 * np.array(c) - 1.5, 0.5, 10), abs=0.01)
+    assert f"The {types} votes for" in text_of(page, "arrows-text")
+    assert "longest" not in text_of(page, "arrows-text")
+    page.execute_script("restore('')")
 
 
 def test_a_stroke_under_the_pen_is_in_the_address(page: Any) -> None:

@@ -775,8 +775,8 @@ function showWalk() {
   shape($("walk"), "circle", { cx, cy, r: 6, style: `fill:${colour}` });
   const [ofNow, ofEven] = apart(now.length / now.total, even.length / even.total);
   $("walk-text").textContent = `The ${I} votes for ${j}, each times its coupling, are laid end to end from where the axes cross. You see two of their sixteen numbers, those that vary most. In all sixteen their lengths add up to ${now.total.toFixed(2)}; the sum s has length ${now.length.toFixed(2)}, ${ofNow} of that. With even couplings (dotted): ${ofEven}. The straighter the way, the better they agree. Bold: the chosen place.`;
-  // The longest votes, and that of the chosen small capsule, as arrows from the middle; their couplings as thickness.
-  const few = longestVotes(j, pair);
+  // The votes of the place that the person chose, before that the longest ones; thick where the coupling is large.
+  const few = digits.child === null ? longestVotes(j, pair) : Array.from({ length: types }, (_, t) => place * types + t);
   const shown = [...few, formula.shown].map((i) => ({ end: pair.map((d) => digits.result.uHat[(j * I + i) * D + d]), width: thickness(routed().c[j * I + i]) }));
   const parent = { end: pair.map((d) => routed().v[j * D + d]), width: 3 };
   at = draw($("arrows"), [...shown, parent].map(({ end }) => end));
@@ -790,7 +790,8 @@ function showWalk() {
   const heads = shown.map((vote) => arrow(vote, colour));
   arrow(parent, "var(--text)", { "stroke-dasharray": "5 3" });
   shape($("arrows"), "circle", { ...heads.at(-1), r: 5, style: `fill:${colour}` });
-  $("arrows-text").textContent = `The ${FEW} votes for ${j}, of all ${I}, that are longest in these two numbers; with a dot that of the chosen small capsule. The larger the coupling of its vote, the thicker an arrow: ${thickness(0.1)} pixels where it is a tenth, up to ${thickness(1)}. Dashed: the capsule v. ${digits.even ? "All couplings are held at a tenth." : "A coupling grows where its vote agrees with v more than the ten votes of its small capsule do on average."}`;
+  const which = digits.child === null ? `The ${FEW} votes for ${j}, of all ${I}, that are longest in these two numbers; of a place that you choose above, all its votes. With a dot that of the most active small capsule.` : `The ${types} votes for ${j} of the place that you chose, one of each type; with a dot that of the chosen small capsule.`;
+  $("arrows-text").textContent = `${which} The larger the coupling of its vote, the thicker an arrow: ${thickness(0.1)} pixels where it is a tenth, up to ${thickness(1)}. Dashed: the capsule v. ${digits.even ? "All couplings are held at a tenth." : "A coupling grows where its vote agrees with v more than the ten votes of its small capsule do on average."}`;
   $("walk-digit").value = j;
 }
 
