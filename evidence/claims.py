@@ -263,6 +263,12 @@ REGISTERED: tuple[Claim, ...] = (
                 "even:capsules", "cnn:cnn_matched", "held_out_accuracy", "4700:4780",
                 searches=("voxels_elevations_dense_capsules_1_iterations.json", "voxels_elevations_dense_cnn.json"),
             ),
+            Condition(
+                "convolutional, drawn shapes", "conv_matrix_capsules/registered_elevations.json", "capsules:capsules",
+                "cnn:cnn", "held_out_accuracy", "2000:2704",
+                searches=("shapes_elevations_convolutional_capsules_2_iterations.json",
+                          "shapes_elevations_convolutional_cnn.json"),
+            ),
         ),
     ),
     Claim(
