@@ -2255,6 +2255,8 @@ def test_one_announcement_after_a_stroke(page: Any) -> None:
         page.execute_script("$('say').textContent = ''")
         page.find_element("css selector", "#digits .copy").click()
         settled(page, lambda: "The link holds your drawing" in text_of(page, "say"))
+    page.execute_script("$('clear').click(); updateDigits(); copyLink('digits')")
+    settled(page, lambda: "The link holds an empty canvas, every" in text_of(page, "say"))
 
 
 def colours(page: Any) -> dict[str, Array]:

@@ -1763,7 +1763,7 @@ async function copyLink(id) {
   const text = `#${stateText()}`;
   const isTour = "tour" in document.documentElement.dataset;
   if (!isTour) history.replaceState(null, "", text); // else that of before it
-  const holds = `The link holds ${drawing.example < 0 ? "your drawing" : `this test image${drawing.strokes.length ? " with your drawing" : ""}`}, every setting and the section “${$(`${id}-title`).textContent}”.`;
+  const holds = `The link holds ${drawing.example < 0 ? (drawing.strokes.length ? "your drawing" : "an empty canvas") : `this test image${drawing.strokes.length ? " with your drawing" : ""}`}, every setting and the section “${$(`${id}-title`).textContent}”.`;
   const elsewhere = location.protocol === "file:" ? " Your page is a file: others put the part from # behind the address of their own copy." : "";
   $("copied").hidden = false;
   try {
