@@ -12,21 +12,19 @@ from typing import Any
 import imageio.v3 as imageio
 import matplotlib
 import numpy as np
-import pytest
 from matplotlib.collections import FillBetweenPolyCollection
 from matplotlib.container import BarContainer
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from PIL import Image
 
+from helpers import Capture, Patch
 from recorded import check, flat
 from support import figures as support_figures
 from support.figures import DPI, figure_style
 
-Capture = pytest.CaptureFixture[str]
 
-
-def refuse(monkeypatch: pytest.MonkeyPatch, module: ModuleType, *names: str) -> None:
+def refuse(monkeypatch: Patch, module: ModuleType, *names: str) -> None:
     """Let the named functions of a module, such as its ``train``, fail."""
 
     def refused(*_: Any, **__: Any) -> None:
@@ -36,14 +34,14 @@ def refuse(monkeypatch: pytest.MonkeyPatch, module: ModuleType, *names: str) -> 
         monkeypatch.setattr(module, name, refused)
 
 
-def move_to(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def move_to(folder: Path, monkeypatch: Patch) -> None:
     """The scripts run in ``folder``, and find the results of the project there."""
     monkeypatch.chdir(folder)
     for module in ("support.figures", "visualize_multimnist_capsnet", "evidence.visualize_claims"):
         monkeypatch.setattr(f"{module}.ROOT", folder)
 
 
-def draw_coarsely(monkeypatch: pytest.MonkeyPatch) -> None:
+def draw_coarsely(monkeypatch: Patch) -> None:
     """Pictures of half the width and height."""
     monkeypatch.setattr(support_figures, "SAVED_DPI", DPI)
 

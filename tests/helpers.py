@@ -29,6 +29,8 @@ from smallnorb_novel_viewpoint import init_state, parse
 from support.experiment import script_path
 
 Array = np.ndarray
+Patch = pytest.MonkeyPatch
+Capture = pytest.CaptureFixture[str]
 
 ROOT = Path(__file__).resolve().parent.parent
 DATA = Path(__file__).resolve().parent / "data"
@@ -274,7 +276,7 @@ def states_of(models: Mapping[str, Any], config: Any) -> dict[str, Any]:
     return {name: init_state(model, config) for name, model in models.items()}
 
 
-def smallest(monkeypatch: pytest.MonkeyPatch) -> None:
+def smallest(monkeypatch: Patch) -> None:
     """Make small what no flag makes small: the decoder, the sweep of angles, the effort of attacks."""
     base = importlib.import_module("multimnist_capsnet")
     monkeypatch.setitem(base.PRESETS, "small", base.PRESETS["small"] | {"decoder": (16, 16)})
@@ -344,7 +346,7 @@ def script_environment() -> dict[str, str]:
 # --- What a script says of mistakes -----------------------------------------------------------------------------------
 
 
-def usage_error(script: ModuleType, argv: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+def usage_error(script: ModuleType, argv: list[str], capsys: Capture) -> str:
     """The one line of a wrong command line; status 2."""
     try:
         status = script.main(argv)
@@ -359,7 +361,7 @@ def usage_error(script: ModuleType, argv: list[str], capsys: pytest.CaptureFixtu
     return error
 
 
-def failure(script: ModuleType, argv: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+def failure(script: ModuleType, argv: list[str], capsys: Capture) -> str:
     """The one line that a failed run prints; status 1."""
     capsys.readouterr()
     assert script.main(argv) == 1, argv

@@ -12,10 +12,9 @@ from autograd.tracer import getval
 
 import multimnist_capsnet as digits
 import smallnorb_novel_viewpoint as views
+from helpers import Array
 
-Array = np.ndarray
 Constants = tuple[Any, Any, Any]  # r, mass and mu of the last M-step
-
 
 
 def plain_conv(x: Any, w: Any, b: Any, stride: int, pad: int = 0) -> Any:

@@ -19,7 +19,7 @@ from benchmarks import (
     __main__ as program, conv_matrix_capsules, figure, measure, multimnist as benchmark, scaling, smallnorb,
 )
 from figure_checks import check_held, drawn
-from helpers import usage_error
+from helpers import Capture, Patch, usage_error
 from more import conv_matrix_capsules as conv
 from recorded import check
 from smallnorb_novel_viewpoint import init_state
@@ -29,9 +29,7 @@ from support.results import parse_json, save_result
 B = 4
 
 
-def test_times_are_medians_and_ratios_to_ours(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_times_are_medians_and_ratios_to_ours(monkeypatch: Patch, capsys: Capture) -> None:
     """Of a clock that the steps move; each runs twice in a round, and the second counts."""
     now, pace = [0.0], {"ours": itertools.cycle([9, 1, 9, 5, 9, 2]), "theirs": itertools.cycle([9, 4])}
     steps: dict[str, measure.Step] = {
@@ -61,7 +59,7 @@ def named(build: Any, **arguments: Any) -> Any:
     return [f"{build.__module__}.{build.__name__}", arguments]
 
 
-def test_what_is_timed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_timed(monkeypatch: Patch, capsys: Capture) -> None:
     every: Any = lambda builds, n: [n, {name: named(of, **given) for name, (of, given) in builds.items()}]  # noqa: E731
     monkeypatch.setattr(program, "compare", every)
     for there in ("torch", "none"):
@@ -86,7 +84,7 @@ def test_a_command_names_the_file_that_it_writes(flags: str, file: str) -> None:
 
 
 def test_a_command_writes_its_tables_and_what_they_depend_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: Patch, capsys: Capture
 ) -> None:
     tables = {"t": {"columns": ["step"], "rows": [["a"]]}}
     measured, scaled = Mock(return_value=tables), Mock(return_value=tables)
@@ -104,7 +102,7 @@ def test_a_command_writes_its_tables_and_what_they_depend_on(
     assert "not together with --only" in usage_error(program, ["--scaling", "--only=smallnorb"], capsys)
 
 
-def test_peaks_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_peaks_of_memory(monkeypatch: Patch) -> None:
     """A step that takes 200 MiB and gives them back has a peak above them."""
     build = functools.partial(functools.partial, np.ones, 25 << 20)
     assert measure.in_fresh_process(measure.time_and_peak, build=build, repetitions=1)[1] > 200
@@ -112,7 +110,7 @@ def test_peaks_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     assert measure.time_and_peak(lambda: lambda: None, 1)[1] == 2
 
 
-def test_bare_products_are_those_of_the_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bare_products_are_those_of_the_layers(monkeypatch: Patch) -> None:
     """By hand, of 4 images. Dense: two of conv1, three of the dense layer, three of the votes. CapsNet: three of each
     layer, but the images have no gradient."""
     steps = smallnorb.matrix_products_step(B), benchmark.usual_products_step(B, 1)
@@ -130,7 +128,7 @@ def test_bare_products_are_those_of_the_layers(monkeypatch: pytest.MonkeyPatch) 
     assert (products.call_count, halves) == (2 * len(n_multiplied[8:]), sum(n_multiplied[8:]))
 
 
-def test_composites_are_rendered_and_parameters_updated(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_composites_are_rendered_and_parameters_updated(monkeypatch: Patch) -> None:
     assert isinstance(benchmark.overlay_step(B)(), m.Batch)
     for module, update in ((m, "update"), (smallnorb, "adamw_step"), (conv_matrix_capsules, "adamw_step")):
         monkeypatch.setattr(module, update, updated := Mock(wraps=getattr(module, update)))
@@ -138,7 +136,7 @@ def test_composites_are_rendered_and_parameters_updated(monkeypatch: pytest.Monk
         assert updated.call_count == 1
 
 
-def test_a_step_has_its_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_has_its_threads(monkeypatch: Patch) -> None:
     of_workers = benchmark.numpy_step, benchmark.usual_products_step, conv_matrix_capsules.numpy_step
     limits = smallnorb, "set_blas_threads", smallnorb.numpy_step
     for module, crew, build in (*((inspect.getmodule(step), "Workers", step) for step in of_workers), limits):
@@ -189,7 +187,7 @@ def test_jax_computes_our_losses_and_gradients(network: str) -> None:
 
 
 @pytest.mark.parametrize("network", NETWORKS)
-def test_pytorch_computes_our_losses_and_gradients(network: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pytorch_computes_our_losses_and_gradients(network: str, monkeypatch: Patch) -> None:
     """In float64 but for a few constants."""
     torch = pytest.importorskip("torch")
     config, params, data, expected, grads = ours(network)
@@ -222,7 +220,7 @@ def test_pytorch_computes_our_losses_and_gradients(network: str, monkeypatch: py
         np.testing.assert_allclose(q.grad, grad, rtol=1e-5, atol=1e-6 * np.abs(grad).max(), err_msg=name)
 
 
-def test_every_step_in_jax_runs_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_step_in_jax_runs_to_its_end(monkeypatch: Patch) -> None:
     pytest.importorskip("jax")
     from benchmarks import jax_networks
 
@@ -239,7 +237,7 @@ def test_every_step_in_jax_runs_to_its_end(monkeypatch: pytest.MonkeyPatch) -> N
     assert inspect.signature(jax_networks.jax_step).parameters["batch_size"].default == 32
 
 
-def test_a_step_in_pytorch_is_what_its_row_says(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_in_pytorch_is_what_its_row_says(monkeypatch: Patch) -> None:
     torch = pytest.importorskip("torch")
     monkeypatch.setattr(torch, "compile", compiled := Mock(side_effect=lambda network: network))
     monkeypatch.setattr(torch.optim, "Adam", adam := Mock(wraps=torch.optim.Adam))
@@ -264,7 +262,7 @@ def test_a_step_in_pytorch_is_what_its_row_says(monkeypatch: pytest.MonkeyPatch)
     assert (compiled.call_count, [call.kwargs["fused"] for call in adam.call_args_list]) == (1, [False, True])
 
 
-def test_scaling_has_all_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scaling_has_all_sizes(monkeypatch: Patch) -> None:
     monkeypatch.setattr(scaling, "in_fresh_process", timed := Mock(return_value=(0.01 / 3, 90.0)))
     tables = scaling.measure(100, 2)
     assert [row[0] for row in tables["multimnist_batch"]["rows"]] == ["8", "16", "32", "64", "128"]
@@ -272,7 +270,7 @@ def test_scaling_has_all_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     check("scaling", {"tables": tables, "timed": [named(**call.kwargs) for call in timed.call_args_list]})
 
 
-def test_the_figure_has_a_bar_for_each_form(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_figure_has_a_bar_for_each_form(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.setattr(figure, "STEPS", tmp_path / "steps.json")
     rows = [[form, 1.0, 7.6, 54] for form in [*figure.FORMS, "another form"]]
     steps = {

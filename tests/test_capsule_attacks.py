@@ -18,13 +18,14 @@ import pytest
 import multimnist_capsnet as digits
 import smallnorb_novel_viewpoint as views
 from fast.workers import SERIAL
-from helpers import check_gradient, config_of, digits_folder, failure, smallest, surviving_mutants
+from helpers import (
+    Array, Capture, Patch, check_gradient, config_of, digits_folder, failure, smallest, surviving_mutants,
+)
 from more import attacks
 from more import capsule_attacks as m
 from more import conv_matrix_capsules as conv
 from test_gradients import perturbed
 
-Array = np.ndarray
 SMALL = ["--n-train", "24", "--batch-size", "8", "--sizes", "5,2,3,2", "--n-epochs", "1", "--threads", "1", "--quiet"]
 EPSILONS, SHORT = (0.02, 0.04, 0.6), attacks.Effort(first_steps=5, most_steps=40, queries=40)
 
@@ -156,7 +157,7 @@ def test_losses_of_float32_keep_what_float64_has() -> None:
 
 
 @pytest.mark.parametrize("name", ["margin_loss", "margin_to", "of_log_odds"])
-def test_losses_and_that_their_test_sees_errors(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_losses_and_that_their_test_sees_errors(name: str, monkeypatch: Patch) -> None:
     assert surviving_mutants(monkeypatch, attacks, name, check_losses) == []
 
 
@@ -388,7 +389,7 @@ def test_the_search_changes_squares() -> None:
     assert set(map(bool, opposite)) == {False, True}  # each image of a stereo pair has its own direction
 
 
-def test_starts_are_drawn_from_the_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_starts_are_drawn_from_the_seed(monkeypatch: Patch) -> None:
     it, effort = trained("cnn"), attacks.Effort(first_steps=2, most_steps=4, queries=1)
     iterated, starts = attacks.iterated, list[Any]()
 
@@ -493,7 +494,7 @@ def test_an_image_that_is_misled_on_the_way_stays_misled() -> None:
         assert not found.right[kind + attacks.MARGIN].any(), kind
 
 
-def test_the_vote_routes_all_layers_but_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_vote_routes_all_layers_but_the_last(monkeypatch: Patch) -> None:
     config = conv.Config(**{**vars(m.network_config(attack_config("--dataset", "voxels"))), "em_iters": 3})
     seen: list[tuple[bool, int]] = []
 
@@ -599,7 +600,7 @@ def test_the_networks_are_those_of_the_other_script() -> None:
         assert len(state.history["accuracy"]) == (1 if name == "cnn" else 2)
 
 
-def test_the_capsnet_is_that_of_the_other_script(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_capsnet_is_that_of_the_other_script(monkeypatch: Patch) -> None:
     """The same digits in the same order, at its rates; the CNN has the same name, and so the same initial weights."""
     config = m.Config(dataset="mnist", data_dir=digits_folder(), network="capsnet", n_epochs=1, seed=104, n_train=64)
     own = m.capsnet_config(config)
@@ -627,9 +628,7 @@ def test_the_capsnet_is_that_of_the_other_script(monkeypatch: pytest.MonkeyPatch
     assert labels.tolist() == data.test_labels[chosen].tolist()
 
 
-def test_each_network_is_attacked_along_its_own_gradient_the_others_and_a_second_training(
-    monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_network_is_attacked_along_its_own_gradient_the_others_and_a_second_training(monkeypatch: Patch) -> None:
     """The second one has the same images and the next seed."""
     asked, data, config = list[Any](), cast("m.AnyData", "data"), m.Config(seed=7, epsilons=(0.1, 0.3))
     first = {name: views.TrainState(name, {"of": np.array(7)}) for name in m.MODEL_NAMES}
@@ -679,7 +678,7 @@ def test_accuracies_of_both_are_those_of_the_images_that_every_network_classifie
 
 
 def test_saved_networks_are_attacked_again_with_fewer_epsilons(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: Patch, capsys: Capture
 ) -> None:
     smallest(monkeypatch)
     out, fewer = tmp_path / "out.json", tmp_path / "fewer.json"

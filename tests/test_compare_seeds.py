@@ -29,16 +29,15 @@ import pytest
 import compare_seeds
 from compare_seeds import Job, Setting, main
 from fast.workers import blas_name, n_processors
-from helpers import DATA, ROOT, usage_error
+from helpers import DATA, ROOT, Capture, Patch, usage_error
 from support.results import git_commit, parse_json
 from support.statistics import read_comparison, summarise_comparison
 
 FAKE = (DATA / "fake_experiment.py").read_text()
-Capture = pytest.CaptureFixture[str]
 
 
 @pytest.fixture
-def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+def fake(tmp_path: Path, monkeypatch: Patch) -> str:
     """The experiment's path; the test runs in its folder."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "fake.py").write_text(FAKE)
@@ -182,7 +181,7 @@ def test_grid_and_zip(fake: str, capsys: Capture) -> None:
 # --- Resuming ---------------------------------------------------------------------------------------------------------
 
 
-def test_resume_runs_only_what_is_missing(fake: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resume_runs_only_what_is_missing(fake: str, monkeypatch: Patch) -> None:
     for k, (flags, n_runs) in enumerate([
         ("--seeds 0:3", 3), ("--seeds 0:5 --resume", 5), ("--seeds 0 --resume", 5), ("--seeds 0", 6),
         ("--seeds 0 --resume -- --kind b", 7), ("--seeds 0 --resume --threads 2", 8),
@@ -233,7 +232,7 @@ def test_a_file_that_is_no_result_is_run_again(fake: str, content: bytes | None)
     assert Path("results/fake/0.json").read_bytes() == good
 
 
-def test_runs_on_other_data_are_not_mixed(fake: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runs_on_other_data_are_not_mixed(fake: str, capsys: Capture, monkeypatch: Patch) -> None:
     """Two runs draw their numbers. Then the numbers are there, and nothing in the flags tells."""
     monkeypatch.setenv("NO_NUMBERS", "1")
     assert main([fake, "--seeds", "0:2", "--name", "n"]) == 0
@@ -293,7 +292,7 @@ def test_a_setting_without_a_result_is_left_out(fake: str, capsys: Capture) -> N
     assert not Path("results/fake/0-1.json").exists()
 
 
-def test_a_run_is_told_from_its_words_and_has_its_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_is_told_from_its_words_and_has_its_variables(monkeypatch: Patch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
     script = "import os, sys; sys.stderr.write({}); sys.exit(int(os.environ['OMP_NUM_THREADS']))"
     for written, message in (("'first\\nthe words\\n=====\\n'", "the words"), ("''", "no message")):
@@ -301,7 +300,7 @@ def test_a_run_is_told_from_its_words_and_has_its_variables(monkeypatch: pytest.
             compare_seeds.run([sys.executable, "-c", script.format(written)], {"OMP_NUM_THREADS": "2"}, " here")
 
 
-def test_what_a_run_is_started_with(fake: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_run_is_started_with(fake: str, monkeypatch: Patch) -> None:
     """The same flags here and on a cluster, where a script of the project is a module of the archive."""
     args, settings = compare_seeds.parse_command([fake, "--seeds", "7,9", "--threads=3", "--grid", "kind=a,b"])
     jobs = compare_seeds.make_jobs(args, settings, b"")
@@ -338,7 +337,7 @@ def test_a_script_in_another_folder_takes_what_it_imports_of_the_project_along(f
     subprocess.run([sys.executable, Path("copy", fake).resolve()], env={**os.environ, "PYTHONPATH": ""}, check=True)
 
 
-def test_a_module_of_the_project_runs_on_a_worker(fake: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_module_of_the_project_runs_on_a_worker(fake: str, monkeypatch: Patch) -> None:
     worker = SimpleNamespace(local_directory=str(Path("space").resolve()), address="tcp://w:1")
     monkeypatch.setitem(sys.modules, "distributed", SimpleNamespace(get_worker=lambda: worker))
     Path("space").mkdir()
@@ -372,7 +371,7 @@ def started(fake: str, *flags: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
-def test_a_run_that_has_just_begun_is_stopped_too(fake: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_has_just_begun_is_stopped_too(fake: str, monkeypatch: Patch) -> None:
     """It hangs, and is under way before the thread that started it knows."""
 
     class Late(subprocess.Popen[bytes]):
@@ -460,7 +459,7 @@ def test_usage_errors(fake: str, capsys: Capture, flags: str) -> None:
     ],
 )
 def test_what_an_experiment_refuses_is_said_once_and_before_any_run(
-    words: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+    words: str, says: str, tmp_path: Path, monkeypatch: Patch, capsys: Capture
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(compare_seeds, "run_all", lambda *_: pytest.fail("a run has started"))
@@ -474,7 +473,7 @@ def test_a_flag_of_the_experiment_before_the_dashes_is_told_its_place(capsys: Ca
     assert "unrecognized arguments: --n-epochs 3; flags of the experiment stand after --" in line
 
 
-def test_a_full_disk_loses_no_table(fake: str, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+def test_a_full_disk_loses_no_table(fake: str, monkeypatch: Patch, capsys: Capture) -> None:
     def full(path: Path, document: Any) -> None:
         raise compare_seeds.UserError(f"cannot write {path}: No space left on device")
 
@@ -487,7 +486,7 @@ def test_a_full_disk_loses_no_table(fake: str, monkeypatch: pytest.MonkeyPatch, 
 
 @pytest.mark.parametrize(("error", "status"), [(BrokenPipeError(32, "Broken pipe"), 0), (OSError(28, "full"), 1)])
 def test_a_result_is_written_whoever_reads_the_table(
-    error: OSError, status: int, fake: str, monkeypatch: pytest.MonkeyPatch
+    error: OSError, status: int, fake: str, monkeypatch: Patch
 ) -> None:
     def closed(*_: Any, **__: Any) -> None:
         raise error
@@ -499,7 +498,7 @@ def test_a_result_is_written_whoever_reads_the_table(
 
 
 def test_a_script_that_cannot_be_read_or_a_result_that_cannot_be_written(
-    fake: str, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+    fake: str, monkeypatch: Patch, capsys: Capture
 ) -> None:
     Path("results").write_text("a file where a folder must be")
     assert main([fake, "--seeds", "0"]) == 1
@@ -572,7 +571,7 @@ def test_a_cluster_gives_the_numbers_of_this_machine_though_a_worker_is_killed(f
         assert re.search(rf"seed 1, setting default: exit status 3: the last words {where}\n", err)
 
 
-def test_no_scheduler_and_no_dask(fake: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_scheduler_and_no_dask(fake: str, capsys: Capture, monkeypatch: Patch) -> None:
     pytest.importorskip("distributed", reason="Dask is not installed")
     monkeypatch.setattr(compare_seeds, "DASK_TIMEOUT", 0.3)
     assert main([fake, "--seeds", "1"]) == 0
@@ -585,7 +584,7 @@ def test_no_scheduler_and_no_dask(fake: str, capsys: Capture, monkeypatch: pytes
     assert capsys.readouterr().err == 'error: --scheduler needs Dask: pip install "dask[distributed]"\n'
 
 
-def test_the_terminal_shows_the_metrics_of_whole_sets(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_terminal_shows_the_metrics_of_whole_sets(monkeypatch: Patch) -> None:
     """Those of an angle or a class are in the file alone."""
     shown = ("held_out_accuracy", "hard_accuracy")
     hidden = ("azimuth_200_accuracy", "elevation_40_accuracy", "class_L_accuracy")

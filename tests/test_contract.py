@@ -33,14 +33,14 @@ import pytest
 
 import smallnorb_novel_viewpoint as views
 from data import files
-from helpers import EXPERIMENTS, ROOT, Experiment, config_of, failure, load, script_environment, usage_error
+from helpers import (
+    EXPERIMENTS, ROOT, Capture, Experiment, Patch, config_of, failure, load, script_environment, usage_error,
+)
 from smallnorb_novel_viewpoint import (
     TrainState, flag_of, from_json, plain, require_same, save_checkpoint, settings_of, text_of, write_file,
 )
 from support.experiment import load_checkpoint
 
-Capture = pytest.CaptureFixture[str]
-Patch = pytest.MonkeyPatch
 BASE = ("smallnorb_novel_viewpoint", "multimnist_capsnet")
 SCRIPTS = [
     p.stem

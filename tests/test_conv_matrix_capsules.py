@@ -15,14 +15,16 @@ from PIL import Image
 
 import smallnorb_novel_viewpoint as views
 from fast.workers import Workers
-from helpers import EXPERIMENTS, GradientError, config_of, digits_folder, failure, strokes, surviving_mutants
+from helpers import (
+    EXPERIMENTS, Array, Capture, GradientError, Patch, config_of, digits_folder, failure, strokes,
+    surviving_mutants,
+)
 from more import conv_matrix_capsules as m
 from smallnorb_novel_viewpoint import RunOptions
 from support.experiment import load_checkpoint
 from test_gradients import FIELD_CASES as CASES, FIELD_FORMS as FORMS, field_inputs, network_of, perturbed
 from test_smallnorb_files import make_arrays, write_set
 
-Array = np.ndarray
 
 SIZES = (5, 2, 3, 2)
 FEW_VIEWS = ["--n-train-views", "2", "--n-test-views", "2", "--n-elev", "1", "--n-per-combo", "2"]
@@ -51,7 +53,7 @@ def check_parts() -> None:
             raise GradientError(f"{key} is off by {off:.3g}")
 
 
-def test_a_broken_term_of_the_gradient_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broken_term_of_the_gradient_is_seen(monkeypatch: Patch) -> None:
     assert surviving_mutants(monkeypatch, m, "loss_and_grads", check_parts) == []
 
 
@@ -294,7 +296,7 @@ def test_the_class_layers_routing_is_laid_open() -> None:
 # --- Runs -------------------------------------------------------------------------------------------------------------
 
 
-def test_a_persons_digits_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_persons_digits_are_named(tmp_path: Path, capsys: Capture) -> None:
     checkpoint = tmp_path / "c.npz"
     assert m.main([*EXPERIMENTS[m.EXPERIMENT].argv(), "--checkpoint", str(checkpoint)]) == 0
     paths = []
@@ -316,9 +318,7 @@ def test_a_persons_digits_are_named(tmp_path: Path, capsys: pytest.CaptureFixtur
     ["--dataset", "voxels", *FEW_VIEWS, "--sizes", "5,2,3,2", "--n-epochs", "1", "--quiet"],
     EXPERIMENTS[m.EXPERIMENT].argv("--models cnn"),
 ])
-def test_a_network_of_views_and_a_cnn_name_no_digits(
-    argv: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_network_of_views_and_a_cnn_name_no_digits(argv: list[str], tmp_path: Path, capsys: Capture) -> None:
     saved = ["--checkpoint", str(tmp_path / "c.npz")]
     assert m.main([*argv, *saved]) == 0
     (tmp_path / "a.png").touch()

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from helpers import ROOT, digits_folder, load
+from helpers import ROOT, Patch, digits_folder, load
 from more import attacks
 from smallnorb_novel_viewpoint import UserError, flag_of, parse, plain, text_of
 from support.experiment import load_checkpoint
@@ -32,7 +32,7 @@ RUNS: dict[str, tuple[dict[str, int], int]] = {  # fields that are not the defau
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_a_run_of_one_epoch(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_of_one_epoch(name: str, tmp_path: Path, monkeypatch: Patch) -> None:
     script, (fewer, steps), out, saved = load(name), RUNS[name], tmp_path / "out.json", tmp_path / "c.npz"
     monkeypatch.setattr(attacks.attack, "__defaults__", (attacks.Effort(first_steps=1, most_steps=2, queries=2),))
     given: dict[str, Any] = {"n_epochs": 1, **fewer} | ({"data_dir": digits_folder()} if name in OF_DIGITS else {})
@@ -52,7 +52,7 @@ FIGURES |= {f"make_{name}_gif": name for name in ("smallnorb_novel_viewpoint", *
 
 
 @pytest.mark.parametrize("name", FIGURES)
-def test_a_figure_is_of_the_default_networks(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_figure_is_of_the_default_networks(name: str, tmp_path: Path, monkeypatch: Patch) -> None:
     """What a script of figures or of an animation trains is the experiment of its default flags, but for the seed."""
     script, experiment, seen = load(name), load(FIGURES[name]), list[Any]()
 

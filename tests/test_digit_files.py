@@ -15,13 +15,11 @@ import numpy as np
 import pytest
 
 from data.digit_files import read_digit_files
-from helpers import ROOT, idx, strokes
+from helpers import ROOT, Array, Capture, Patch, idx, strokes
 from multimnist_capsnet import load_mnist
 
-Array = np.ndarray
 Digits = tuple[Array, ...]  # training images and labels, test images and labels
 Form = Callable[[Digits], dict[str, bytes]]  # its files, by their names
-Capture = pytest.CaptureFixture[str]
 
 
 def some() -> Digits:
@@ -169,9 +167,7 @@ def test_a_file_may_be_named_instead_of_its_folder(form: str, tmp_path: Path) ->
     np.testing.assert_array_equal(read_digit_files(tmp_path / name)[0], some()[0])
 
 
-def test_the_folders_own_name_is_emnist_or_holds_the_word_in_another(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_folders_own_name_is_emnist_or_holds_the_word_in_another(tmp_path: Path, monkeypatch: Patch) -> None:
     for name, is_turned in (("EMNIST", 1), ("my_emnist-2", 1), ("tissuemnist", 0), ("emnists", 0)):
         write(FORMS["MNIST"](turned(some()) if is_turned else some()), tmp_path / name)
         np.testing.assert_array_equal(read_digit_files(tmp_path / name)[0], some()[0], err_msg=name)

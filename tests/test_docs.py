@@ -13,11 +13,10 @@ import pytest
 import multimnist_capsnet as digits
 import smallnorb_novel_viewpoint as views
 from fast import dynamic_routing
-from helpers import ROOT, check_gradient
+from helpers import ROOT, Array, check_gradient
 from lesson.make_notebook import cells, run_page
 from more import conv_matrix_capsules as conv
 
-Array = np.ndarray
 REFERENCE = ROOT / "docs" / "capsule_reference.md"
 same = functools.partial(np.testing.assert_allclose, rtol=1e-10, atol=1e-10)
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from helpers import failure, script_environment, usage_error
+from helpers import Capture, Patch, failure, script_environment, usage_error
 from lesson import check, exercises, solutions
 
 SOLUTION = Path(solutions.__file__).read_text(encoding="utf-8")
@@ -251,9 +251,7 @@ def test_a_file_is_checked_from_the_command_line(tmp_path: Path) -> None:
     assert run(wrong, "| true") == (0, "", "")
 
 
-def test_exercise_9_trains_with_the_functions_of_the_file(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_exercise_9_trains_with_the_functions_of_the_file(tmp_path: Path, capsys: Capture, monkeypatch: Patch) -> None:
     path = tmp_path / "mine.py"
     path.write_text(SOLUTION, encoding="utf-8")
     given, accuracy = [], 0.81
@@ -300,7 +298,7 @@ def test_the_file_of_the_exercises_runs_the_example_by_hand(tmp_path: Path) -> N
     assert (done.returncode, done.stderr) == (1, "dynamic_routing, exercise 3, is not written yet\n")
 
 
-def test_what_cannot_be_checked_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_checked_is_one_line(tmp_path: Path, capsys: Capture) -> None:
     path = tmp_path / "mine.py"
     for argv in ([], ["--no-such-flag", str(path)], [str(path), "0"], [str(path), "10"], [str(path), "x"]):
         usage_error(check, argv, capsys)

@@ -23,10 +23,9 @@ import multimnist_capsnet as m
 import oracles
 import smallnorb_novel_viewpoint as s
 from fast import dynamic_routing, field_em, spectral_conv
-from helpers import GradientError, check_gradient, surviving_mutants
+from helpers import Array, GradientError, Patch, check_gradient, surviving_mutants
 from more import conv_matrix_capsules as conv, mnist_affine_capsnet as affine, what_routing_does as study
 
-Array = np.ndarray
 Params = dict[str, Array]
 
 
@@ -510,7 +509,7 @@ def broken() -> list[tuple[ModuleType, str]]:
 
 
 @pytest.mark.parametrize(("module", "name"), broken(), ids=lambda x: getattr(x, "__name__", x))
-def test_a_broken_backward_is_seen(module: ModuleType, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broken_backward_is_seen(module: ModuleType, name: str, monkeypatch: Patch) -> None:
     checks: list[Any] = LAYERS.get((module, name.removesuffix("_backward")), [])
     checks = [*checks, *(functools.partial(check_case, case) for case in CASES if case.split()[0] in SEEN_BY[module])]
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from explorer.make_explorer import TEMPLATE
-from helpers import ROOT, failure, usage_error
+from helpers import ROOT, Capture, Patch, failure, usage_error
 from lesson import make_notebook, solutions, visualize_how_capsules_work as pictures
 from lesson.make_notebook import PAGE, cells, run_page
 
@@ -22,7 +22,7 @@ TEXT = PAGE.read_text(encoding="utf-8")
 
 
 def test_the_notebook_runs_cell_by_cell_and_prints_what_the_page_says(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: Patch, capsys: Capture
 ) -> None:
     """As one program, shortened only in its number of steps; what is printed before the training is the page's."""
     monkeypatch.delenv("MNIST_DIR", raising=False)
@@ -76,7 +76,7 @@ def test_the_notebook_runs_cell_by_cell_and_prints_what_the_page_says(
     usage_error(make_notebook, [], capsys)
 
 
-def test_the_program_is_the_code_of_the_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_program_is_the_code_of_the_page(tmp_path: Path, capsys: Capture) -> None:
     path = tmp_path / "my_lesson.py"
     assert make_notebook.main([str(path)]) == 0
     assert capsys.readouterr().out == f"wrote {path}\n"
@@ -84,7 +84,7 @@ def test_the_program_is_the_code_of_the_page(tmp_path: Path, capsys: pytest.Capt
     assert ast.dump(ast.parse(path.read_text(encoding="utf-8"))) == ast.dump(ast.parse(code))
 
 
-def test_the_same_network_in_pytorch(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_same_network_in_pytorch(capsys: Capture, monkeypatch: Patch) -> None:
     """It runs after the rest of the page, gives no name a second meaning, and learns as the network in numpy does."""
     torch = pytest.importorskip("torch")
     monkeypatch.delenv("MNIST_DIR", raising=False)

@@ -19,14 +19,12 @@ import support
 import multimnist_capsnet as digits
 from data import affnist_file, digit_files, files, norb_files, pictures, toy_norb
 from data.labelled_pictures import read_sets
-from helpers import ROOT, script_environment, write_folder
+from helpers import ROOT, Capture, Patch, script_environment, write_folder
 from more import your_own_images
 from support.experiment import code_files
 from support import results
 from support.results import is_git_root
 
-Patch = pytest.MonkeyPatch
-Capture = pytest.CaptureFixture[str]
 ROOMS = (".", "data", "support", "fast", "more", "explorer", "evidence", "lesson", "benchmarks")
 MODULES = [
     ".".join(path.relative_to(ROOT).with_suffix("").parts)

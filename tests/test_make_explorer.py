@@ -17,10 +17,8 @@ import pytest
 import multimnist_capsnet as digits
 import smallnorb_novel_viewpoint as views
 from explorer import make_explorer as explorer, make_explorer_gif as animation
+from helpers import Capture, Patch
 from test_explorer import _few_capsules, checkpoints, embedded
-
-Capture = pytest.CaptureFixture[str]
-Patch = pytest.MonkeyPatch
 
 
 def test_comparisons_on_mnist_are_not_shown_of_other_digits(monkeypatch: Patch) -> None:

@@ -13,16 +13,14 @@ import pytest
 
 from data.affnist_file import read_affnist
 from fast.workers import SERIAL
-from helpers import EXPERIMENTS, MNIST, digits_folder, failure, needs_mnist, strokes
+from helpers import EXPERIMENTS, MNIST, Array, Capture, Patch, digits_folder, failure, needs_mnist, strokes
 from more import mnist_affine_capsnet as m
 from multimnist_capsnet import init_state
 from smallnorb_novel_viewpoint import permutation
 
-Array = np.ndarray
-
 
 @pytest.fixture(autouse=True)
-def short_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
+def short_sweep(monkeypatch: Patch) -> None:
     monkeypatch.setattr(m, "SWEEP", (-90, 0, 35))
 
 
@@ -74,7 +72,7 @@ def test_warp_is_the_loop() -> None:
                 assert out[n, i, j] == pytest.approx(total, abs=1e-12)
 
 
-def test_the_parts_of_a_set_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_parts_of_a_set_do_not_matter(monkeypatch: Patch) -> None:
     digits = strokes().test_images[:7]
     images, distortion = digits / 255, m.draw_distortions(rng_of(0), digits)
     whole = m.distort(images, distortion), m.rotate(images, 20)
@@ -170,9 +168,7 @@ def test_a_published_file_is_read(order: str, number: Any, digits: Any, tmp_path
     np.testing.assert_array_equal(named, labels)
 
 
-def test_what_is_no_affnist_file_is_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_no_affnist_file_is_one_line(tmp_path: Path, monkeypatch: Patch, capsys: Capture) -> None:
     pytest.importorskip("scipy")
     images, labels = affnist_like()
     pixels, good = images.reshape(30, -1).T, tmp_path / "good.mat"
@@ -301,7 +297,7 @@ def test_the_sweep_is_spread_over_the_test_digits() -> None:
 
 
 @pytest.mark.parametrize(("target", "steps"), [(0.75, 6), (0.5, 4), (0.9, 24)])
-def test_training_stops_at_the_accuracy_asked_for(target: float, steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_stops_at_the_accuracy_asked_for(target: float, steps: int, monkeypatch: Patch) -> None:
     """Checks every 2 of 3 steps an epoch, and at an epoch's end; accuracies rise to 14/16 and fall again."""
     config = small(n_epochs=8, match_accuracy=target, check_every=2)
     data, asked = m.make_data(config), []
@@ -333,7 +329,7 @@ def test_training_stops_at_the_accuracy_asked_for(target: float, steps: int, mon
 
 
 @pytest.mark.parametrize(("name", "share"), [("capsnet", 1.0), ("cnn", 0.5), ("lenet", 0.5)])
-def test_both_cnns_have_half_of_the_capsules_rate(name: str, share: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_both_cnns_have_half_of_the_capsules_rate(name: str, share: float, monkeypatch: Patch) -> None:
     config, rates = small(n_epochs=1), list[float]()
 
     def update(state: Any, grads: Any, lr: float, *more: Any) -> None:
@@ -346,7 +342,7 @@ def test_both_cnns_have_half_of_the_capsules_rate(name: str, share: float, monke
     np.testing.assert_allclose(rates, [share * config.lr_at(step) for step in range(3)])
 
 
-def test_out_json_and_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_out_json_and_table(tmp_path: Path, capsys: Capture) -> None:
     images, labels = affnist_like()
     mat = write_affnist(tmp_path / "15.mat", images.reshape(30, -1).T, labels[None])
     argv = EXPERIMENTS[m.EXPERIMENT].argv("--canvas 40 --match-accuracy 1 --check-every 2")

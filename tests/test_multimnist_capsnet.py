@@ -15,11 +15,9 @@ from PIL import Image
 import multimnist_capsnet as m
 from data.pictures import read_strokes
 from fast.workers import SERIAL
-from helpers import EXPERIMENTS, digits_folder, failure, strokes
+from helpers import EXPERIMENTS, Array, Capture, Patch, digits_folder, failure, strokes
 from more import mnist_affine_capsnet as affine
 from multimnist_capsnet import TrainState, init_state
-
-Array = np.ndarray
 
 
 SMALL = {"conv_channels": 2, "primary_types": 1, "decoder": (16, 16), "n_test": 20, "n_train": 24, "batch_size": 8}
@@ -176,9 +174,7 @@ def test_the_learning_rate_rises_then_falls() -> None:
 
 
 @pytest.mark.parametrize("script", [m, affine], ids=lambda script: script.EXPERIMENT)
-def test_a_run_is_not_resumed_on_other_digits(
-    script: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_is_not_resumed_on_other_digits(script: Any, tmp_path: Path, monkeypatch: Patch, capsys: Capture) -> None:
     """``--dataset auto`` trains on strokes, where there is no MNIST. MNIST is there when the run is to go on."""
     argv = [*EXPERIMENTS[script.EXPERIMENT].argv("--models cnn"), "--checkpoint", str(tmp_path / "c")]
     del argv[argv.index("--dataset") : argv.index("--dataset") + 4]

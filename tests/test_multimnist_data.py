@@ -19,11 +19,9 @@ import pytest
 
 import multimnist_capsnet as data
 from data import stroke_digits
-from helpers import MNIST, idx, needs_mnist
+from helpers import MNIST, Capture, Patch, idx, needs_mnist
 
-Patch = pytest.MonkeyPatch
 Mirror = tuple[str, list[str]]  # its address, the names that it has been asked for
-Capture = pytest.CaptureFixture[str]
 STEMS = tuple(data.MNIST_SHA256)
 
 
@@ -261,7 +259,7 @@ def some_strokes() -> tuple[np.ndarray, np.ndarray]:
     return stroke_digits.stroke_digits(np.random.default_rng(100), 3000)
 
 
-def test_train_and_test_strokes_are_disjoint_streams(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_train_and_test_strokes_are_disjoint_streams(monkeypatch: Patch) -> None:
     def drawn(*counts: int, seed: int = 3) -> data.Digits:
         monkeypatch.setattr(data, "STROKE_COUNTS", counts)
         return data.resolve_dataset("strokes", np.random.default_rng(seed))

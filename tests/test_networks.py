@@ -11,11 +11,10 @@ import pytest
 
 import multimnist_capsnet as digits
 import smallnorb_novel_viewpoint as views
-from helpers import EXPERIMENTS, config_of, digits_folder, smallest, states_of
+from helpers import EXPERIMENTS, Array, Patch, config_of, digits_folder, smallest, states_of
 from more import conv_matrix_capsules as conv, mnist_affine_capsnet as affine
 from smallnorb_novel_viewpoint import TrainState, count_params
 
-Array = np.ndarray
 NAMES = [
     (name, model)
     for name, experiment in EXPERIMENTS.items()
@@ -211,7 +210,7 @@ INSIDE_TWINS = (  # what each fast twin calls
 
 
 @pytest.mark.parametrize("name", [name for name, e in EXPERIMENTS.items() if hasattr(e.script.Config, "plain")])
-def test_a_script_runs_in_plain_forms_alone(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_script_runs_in_plain_forms_alone(name: str, monkeypatch: Patch) -> None:
     smallest(monkeypatch)
     for inside in INSIDE_TWINS:
         monkeypatch.setattr(inside, Mock(side_effect=AssertionError("a fast twin")))

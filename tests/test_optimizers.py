@@ -15,10 +15,9 @@ import multimnist_capsnet
 from fast import optimizers
 from fast.optimizers import BLOCK, FLUSH_EVERY, adamw_step, muon_step, orthogonalized
 from fast.workers import Workers
-from helpers import GradientError, surviving_mutants
+from helpers import Array, GradientError, Patch, surviving_mutants
 from smallnorb_novel_viewpoint import TrainState
 
-Array = np.ndarray
 N_INPUTS = {"conv.w": (0, 1, 2), "routing.w": (1, 2), "hidden.w": (0,)}
 SHAPES = {"conv.w": (3, 3, 2, 5), "routing.w": (3, 4, 6, 2), "hidden.w": (7, 12), "hidden.b": (12,)}
 
@@ -120,7 +119,7 @@ def test_a_gradient_of_another_shape_is_told(shape: tuple[int, ...]) -> None:
     [("_adam", check_adamw), ("_total", check_adamw), ("muon_step", check_adamw), ("_muon", check_muon),
      ("orthogonalized", check_muon)],
 )
-def test_fast_steps_by_hand_and_an_error_is_seen(name: str, check: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fast_steps_by_hand_and_an_error_is_seen(name: str, check: Any, monkeypatch: Patch) -> None:
     survivors = surviving_mutants(monkeypatch, optimizers, name, check)
     floor = [s for s in survivors if "floor =" in s or "+ floor" in s]  # only what is next to nothing feels the floor
     assert [s for s in survivors if s not in floor] == []

@@ -23,7 +23,7 @@ from cmarkgfm.cmark import Options
 import visualize_multimnist_capsnet
 from evidence.claims import CLAIMS, REGISTERED, Condition
 from evidence.report import read_result
-from helpers import ROOT
+from helpers import ROOT, Capture, Patch
 from more import visualize_capsule_attacks, visualize_conv_matrix_capsules
 from smallnorb_novel_viewpoint import parse
 from support.experiment import load_script, script_path
@@ -98,7 +98,7 @@ def test_planted_faults_are_found(source: str, fault: str | None) -> None:
     assert next(faults(ROOT / "README.md", source), None) == fault
 
 
-def test_the_first_page_prints_what_it_says(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_first_page_prints_what_it_says(capsys: Capture) -> None:
     """Its Python runs as it stands, and the block below is its output."""
     source = (ROOT / "README.md").read_text(encoding="utf-8")
     before_it_runs = source.partition("## Run it\n")[2].partition("<!-- command: run -->")[0]
@@ -233,9 +233,7 @@ def test_the_command_of_a_page_is_that_of_the_result(path: str, words: list[str]
         (visualize_conv_matrix_capsules, "--figures=table_2"),
     ],
 )
-def test_figures_of_committed_results_are_drawn(
-    script: Any, flag: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_figures_of_committed_results_are_drawn(script: Any, flag: str, tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.chdir(ROOT)
     assert script.main([flag, "--outdir", str(tmp_path)]) == 0
     assert len(list(tmp_path.rglob("*.png"))) == 1

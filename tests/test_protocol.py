@@ -25,13 +25,11 @@ import planted_errors
 import smallnorb_novel_viewpoint as views
 from evidence import report
 from fast.workers import SERIAL
-from helpers import DATA, EXPERIMENTS, config_of, load, smallest, states_of
+from helpers import DATA, EXPERIMENTS, Array, Patch, config_of, load, smallest, states_of
 from more import capsule_attacks as attacks, conv_matrix_capsules as conv, mnist_affine_capsnet as affine
 from smallnorb_novel_viewpoint import RunOptions, TrainState, count_params, generator
 from support.results import checksum, parse_json, save_result
 
-Array = np.ndarray
-Patch = pytest.MonkeyPatch
 FILES: dict[str, dict[str, Any]] = {"smallnorb": {"data_dir": "."}, "voxels": {}, "mnist": {}}
 WEIGHTS = {"conv1.w": np.zeros(1, np.float32)}  # of a model that learns nothing
 

@@ -16,11 +16,8 @@ from PIL import Image
 
 from data import files, labelled_pictures, pictures
 from data.labelled_pictures import PictureSets, read_sets
-from helpers import PICTURE_CLASSES as CLASSES, idx, picture, write_folder
+from helpers import PICTURE_CLASSES as CLASSES, Array, Capture, Patch, idx, picture, write_folder
 from support import results
-
-Array = np.ndarray
-Capture = pytest.CaptureFixture[str]
 
 
 def write_deep(root: Path, ending: str, convert: Callable[[Array], Array], n: int = 4) -> Path:
@@ -142,7 +139,7 @@ def test_a_single_deep_picture_has_the_white_of_the_bits_that_it_uses(tmp_path: 
 
 @pytest.mark.parametrize(("where", "says"), [("pictures.MAX_PIXELS", "11 x 10"), ("Image.MAX_IMAGE_PIXELS", "110")])
 def test_a_picture_of_too_many_pixels_is_refused_before_it_is_decoded(
-    where: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    where: str, says: str, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     """By the project's limit, or by Pillow's, which is higher."""
     assert Image.MAX_IMAGE_PIXELS is not None
@@ -220,7 +217,7 @@ def test_what_is_no_text_or_shows_nothing_is_one_line(tmp_path: Path) -> None:
         assert pictures.read_strokes(tmp_path / "faint.png", 28, 20).max() == 1
 
 
-def test_what_takes_long_is_counted_on_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+def test_what_takes_long_is_counted_on_a_terminal(monkeypatch: Patch, capsys: Capture) -> None:
     for is_terminal in (False, True):
         monkeypatch.setattr(files.sys.stderr, "isatty", lambda is_terminal=is_terminal: is_terminal)
         for quiet in (False, True):
@@ -334,7 +331,7 @@ def test_sizes_endings_and_colours_may_be_mixed(tmp_path: Path) -> None:
     assert sets_of(write_folder(tmp_path / "small", n=2, sides=(9,))).train.images.shape[1] == 20
 
 
-def test_the_size_is_that_of_pictures_spread_over_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_size_is_that_of_pictures_spread_over_all(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.setattr(labelled_pictures, "N_MEASURED", 2)
     for name, side in (("a", 20), ("b", 30)):
         write_folder(tmp_path / "two", [name], n=3, sides=(side,))

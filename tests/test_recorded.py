@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 
 from data import pictures, shapes, stroke_digits, toy_norb
-from helpers import EXPERIMENTS, config_of, load, smallest, write_folder
+from helpers import EXPERIMENTS, Patch, config_of, load, smallest, write_folder
 from recorded import check
 
 VIEWS = "--n-train-views 2 --n-test-views 3 --n-elev 2 --n-per-combo 2"
@@ -46,7 +46,7 @@ VIEWS_OF_CONV = [
 
 
 @pytest.mark.parametrize(("name", "flags"), [(name, flags) for name, runs in RUNS.items() for flags in runs])
-def test_data_and_results(name: str, flags: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_data_and_results(name: str, flags: str, monkeypatch: Patch) -> None:
     smallest(monkeypatch)
     check_run(f"{name} {flags}", EXPERIMENTS[name].script, EXPERIMENTS[name].argv(f"{flags} --dtype float64 --seed 53"))
 
@@ -57,7 +57,7 @@ def test_views_of_the_convolutional_networks(flags: str) -> None:
     check_run(f"conv_matrix_capsules {flags}", load("conv_matrix_capsules"), argv.split())
 
 
-def test_own_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_own_pictures(tmp_path: Path, monkeypatch: Patch) -> None:
     script = load("your_own_images")
     monkeypatch.setattr(script, "BATCH_SIZE", 16)
     folder = write_folder(tmp_path / "own", n=12)

@@ -9,13 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from helpers import ROOT
+from helpers import ROOT, Capture, Patch
 from support import redraw
 from support.experiment import parse_flags
 from support.figures import write_if_changed
 
-Patch = pytest.MonkeyPatch
-Capture = pytest.CaptureFixture[str]
 
 PICTURE = "viz/multimnist_capsnet/overlay.png"
 OWN = "python visualize_multimnist_capsnet.py --dataset mnist --figures training_curves,overlay"

@@ -9,8 +9,6 @@ import multimnist_capsnet as multimnist
 import smallnorb_novel_viewpoint as smallnorb
 from more import conv_matrix_capsules as conv, mnist_affine_capsnet as affine, what_routing_does as parts
 
-Array = np.ndarray
-
 
 def strokes_on_a_blank_ground(side: int) -> multimnist.Batch:
     rng = np.random.default_rng(0)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from evidence import report, search as m
-from helpers import ROOT
+from helpers import ROOT, Capture, Patch
 from smallnorb_novel_viewpoint import UsageError, UserError
 from support.results import parse_json
 
@@ -28,7 +28,7 @@ def accuracy(config: m.Config, chosen: m.Setting, seed: int) -> dict[str, float]
 
 
 def test_the_winner_is_found_beyond_the_edge_and_no_run_is_made_twice(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: Patch, capsys: Capture
 ) -> None:
     asked: list[Any] = []
 
@@ -83,7 +83,7 @@ def test_the_edges_of_an_axis_are_its_two_ends_but_for_no_decay() -> None:
     assert m.edges([axes[0], [0.3, 1, 3], axes[2]], (1, 0.3, 20)) == m.edges(axes, (1, 1, 20)) == [1]
 
 
-def test_a_longer_training_that_gains_on_fresh_seeds_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_longer_training_that_gains_on_fresh_seeds_wins(tmp_path: Path, monkeypatch: Patch) -> None:
     """There 80 epochs gain 3 points on 40, and 160 gain 1 more, and differ by seed."""
 
     def run_once(config: m.Config, chosen: m.Setting, seed: int) -> dict[int, dict[str, float]]:
@@ -100,9 +100,7 @@ def test_a_longer_training_that_gains_on_fresh_seeds_wins(tmp_path: Path, monkey
     assert 160 in found["axes"][2]
 
 
-def test_the_shorter_lengths_of_a_cnn_come_from_its_longest_training(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_shorter_lengths_of_a_cnn_come_from_its_longest_training(tmp_path: Path, monkeypatch: Patch) -> None:
     asked: list[Any] = []
 
     def run_once(config: m.Config, chosen: m.Setting, seed: int) -> dict[int, dict[str, float]]:
@@ -132,7 +130,7 @@ def test_a_run_is_the_scripts_own_training() -> None:
     assert found[1]["held_out"] == round(history["held_out_accuracy"][-1], 5)
 
 
-def test_lengths_before_a_training_goes_wrong_keep_their_accuracies(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lengths_before_a_training_goes_wrong_keep_their_accuracies(monkeypatch: Patch) -> None:
     whole = m.run_once(m.Config(model="cnn"), (0.001, 1.0, 11), 100)
 
     def train_all(config: Any, data: Any, *, names: Any, callback: Any) -> Any:
@@ -149,7 +147,7 @@ def test_lengths_before_a_training_goes_wrong_keep_their_accuracies(monkeypatch:
     assert found == {10: whole[10], 11: {"familiar": 0.2, "held_out": 0.2}}
 
 
-def test_a_run_under_attack_has_the_accuracy_of_the_attacks_on_its_networks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_under_attack_has_the_accuracy_of_the_attacks_on_its_networks(monkeypatch: Patch) -> None:
     """The dense CNN's after each length of one training."""
     for network, model, lengths in (("dense", "cnn", [10, 11]), ("convolutional", "capsules", [1])):
         if network == "convolutional":  # a hundred times slower
@@ -181,9 +179,7 @@ def test_a_run_under_attack_has_the_accuracy_of_the_attacks_on_its_networks(monk
                 assert found[10]["attacked"] == pytest.approx(kept["10"]["attacked"], abs=0.041)
 
 
-def test_a_search_under_attack_has_its_own_seeds_grid_and_tolerance(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_search_under_attack_has_its_own_seeds_grid_and_tolerance(tmp_path: Path, monkeypatch: Patch) -> None:
     def run_once(config: m.Config, chosen: m.Setting, seed: int) -> dict[int, dict[str, float]]:
         off = abs(chosen[0] / 0.001 - 1) / 10 + abs(chosen[1] - 1) / 100 + abs(chosen[2] - 160) / 4000
         return {chosen[2]: {"familiar": 1.0, "attacked": 0.8 - off + (0.09 + 0.04 if chosen[2] == 320 else 0)}}
@@ -200,7 +196,7 @@ def test_a_search_under_attack_has_its_own_seeds_grid_and_tolerance(
 
 
 def test_a_search_on_digits_trains_on_as_many_composites_and_doubles_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: Patch, capsys: Capture
 ) -> None:
     asked: list[Any] = []
 
@@ -238,7 +234,7 @@ def test_a_search_on_digits_trains_on_as_many_composites_and_doubles_nothing(
     ("capsules", "capsnet", {"routing_iters": 2, "recon_weight": 0}), ("cnn", "cnn_pool", {}),
 ])
 def test_a_run_on_digits_is_the_scripts_own_training(
-    model: str, name: str, own: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    model: str, name: str, own: dict[str, Any], monkeypatch: Patch
 ) -> None:
     config = m.Config(network="capsnet", model=model, composites=800, **own)
     module, asked, found = m.training_of(config, (0.02, 0.3, 4), 104)

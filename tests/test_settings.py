@@ -12,12 +12,10 @@ import pytest
 
 import multimnist_capsnet as digits
 import smallnorb_novel_viewpoint as views
-from helpers import config_of, load, usage_error
+from helpers import Capture, Patch, config_of, load, usage_error
 from more import conv_matrix_capsules as conv, mnist_affine_capsnet as affine
 from smallnorb_novel_viewpoint import flag_of, from_json, text_of
 
-Capture = pytest.CaptureFixture[str]
-Patch = pytest.MonkeyPatch
 
 # Closed ranges, modulo 360
 OVERLAPPING = [

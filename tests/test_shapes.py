@@ -9,10 +9,9 @@ import pytest
 
 import smallnorb_novel_viewpoint as views
 from data.shapes import distance, draw_shapes
-from helpers import config_of
+from helpers import Array, Patch, config_of
 from more import conv_matrix_capsules as conv
 
-Array = np.ndarray
 SCRIPTS = pytest.mark.parametrize("script", [views, conv])
 
 
@@ -74,7 +73,7 @@ def test_a_shape_is_made_of_joined_rods_along_the_axes(seed: int) -> None:
         assert 2 <= cells.max() <= 5 * 6
 
 
-def test_ranges_begin_anywhere_and_together(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranges_begin_anywhere_and_together(monkeypatch: Patch) -> None:
     """In each quarter turn, and at any angle of it."""
     starts = []
     for seed in range(200):

@@ -15,11 +15,9 @@ import pytest
 
 import smallnorb_novel_viewpoint as s
 from data import norb_files as norb
-from helpers import SMALLNORB, config_of, failure, needs_smallnorb
+from helpers import SMALLNORB, Array, Capture, Patch, config_of, failure, needs_smallnorb
 from more import conv_matrix_capsules as conv
 
-Array = np.ndarray
-Capture = pytest.CaptureFixture[str]
 
 MAGIC = {"uint8": 0x1E3D4C55, "int32": 0x1E3D4C54, "float32": 0x1E3D4C51}
 NAMES = {
@@ -205,7 +203,7 @@ def test_what_is_gzipped_is_told_by_content(folder: Path) -> None:
 
 @pytest.mark.parametrize(("part", "content", "says"), FAULTS, ids=[says for *_, says in FAULTS])
 def test_a_fault_is_one_line_and_status_1(
-    part: str, content: bytes | None, says: str, folder: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+    part: str, content: bytes | None, says: str, folder: Path, capsys: Capture, monkeypatch: Patch
 ) -> None:
     monkeypatch.setattr(s, "train_all", lambda *_, **__: pytest.fail("trained on a damaged set"))
     path = path_of(folder, part)

@@ -13,10 +13,9 @@ import pytest
 import smallnorb_novel_viewpoint as s
 from data.norb_files import shrink
 from fast.workers import Workers
+from helpers import Array
 from more import conv_matrix_capsules as conv
 from smallnorb_novel_viewpoint import init_state
-
-Array = np.ndarray
 
 
 # --- Voxel data -------------------------------------------------------------------------------------------------------

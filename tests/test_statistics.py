@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from helpers import Patch
 from support import figures, result_tables, statistics
 from support.results import save_result
 from support.statistics import compare_pairs, describe_sample, read_comparison, summarise, t_quantile, verdict
@@ -109,13 +110,13 @@ def test_a_file_is_read_with_its_means_and_whole_configurations(tmp_path: Path) 
         read_comparison(path)
 
 
-def test_intervals_need_scipy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_intervals_need_scipy(monkeypatch: Patch) -> None:
     monkeypatch.setitem(sys.modules, "scipy", None)
     with pytest.raises(OSError, match=r"^intervals need scipy: pip install scipy$"):
         t_quantile(3, 0.0123)  # of a level that is in no cache
 
 
-def test_without_scipy_there_is_no_interval(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_scipy_there_is_no_interval(monkeypatch: Patch) -> None:
     for module in (statistics, figures):
         monkeypatch.setattr(module, "has_scipy", lambda: False)
     assert [statistics.describe_sample([0.25, 0.75])[end] for end in ("low", "high")] == [None, None]

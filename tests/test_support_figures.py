@@ -20,15 +20,13 @@ import multimnist_capsnet
 import smallnorb_novel_viewpoint
 import visualize_smallnorb_novel_viewpoint
 from figure_checks import check_animation, check_pictures, check_unchanged, draw_coarsely, move_to, refuse
-from helpers import EXPERIMENTS, ROOT, failure, load, smallest
+from helpers import EXPERIMENTS, ROOT, Capture, Patch, failure, load, smallest
 from more import mnist_affine_capsnet
 from recorded import note_figures
 from smallnorb_novel_viewpoint import TrainState, UserError
 from support import figures
 from support.experiment import require_writable
 
-Patch = pytest.MonkeyPatch
-Capture = pytest.CaptureFixture[str]
 
 OF_FILES = {  # the figures that need results
     "smallnorb_novel_viewpoint": set(),

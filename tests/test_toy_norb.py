@@ -15,13 +15,10 @@ from PIL import Image
 
 import smallnorb_novel_viewpoint as views
 from data import norb_files, toy_norb as toys
-from helpers import config_of, failure
+from helpers import Array, Capture, Patch, config_of, failure
 from more import conv_matrix_capsules as conv, make_toy_norb as script
 from recorded import check
 
-Array = np.ndarray
-Capture = pytest.CaptureFixture[str]
-Patch = pytest.MonkeyPatch
 DRAW_TOY = toys.draw_toy
 NAMES = {toys.file_name(subset, part) for subset in toys.INSTANCES for part in norb_files.NORB_PARTS}
 

@@ -11,7 +11,7 @@ import pytest
 
 import multimnist_capsnet as digits
 from figure_checks import assert_same, cells, check_held, drawn, held, legend_of
-from helpers import EXPERIMENTS, config_of, states_of
+from helpers import EXPERIMENTS, Patch, config_of, states_of
 from more import (
     make_mnist_affine_capsnet_gif as animation, mnist_affine_capsnet as experiment,
     visualize_mnist_affine_capsnet as figures,
@@ -24,7 +24,7 @@ LABELS = ("CapsNet", "CNN of equal size", "LeNet-5")
 
 
 @pytest.fixture(autouse=True)
-def three_angles(monkeypatch: pytest.MonkeyPatch) -> None:
+def three_angles(monkeypatch: Patch) -> None:
     for module in (experiment, figures, animation):
         monkeypatch.setattr(module, "SWEEP", ANGLES)
 
@@ -47,7 +47,7 @@ def test_turned_digits_are_those_of_the_test_sets(run: figures.Run, canvas: int)
         np.testing.assert_array_equal(figures.turned(run, np.arange(60), angle), expected)
 
 
-def test_the_median_seed_is_that_of_the_largest_rotation(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_median_seed_is_that_of_the_largest_rotation(monkeypatch: Patch) -> None:
     monkeypatch.setattr(figures, "load_or_train", asked := Mock(side_effect=UserError))
     with pytest.raises(OSError):
         figures.finished(experiment.Config(rotation=(15.0, 40.0)), None, {})

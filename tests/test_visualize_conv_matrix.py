@@ -14,7 +14,7 @@ import pytest
 
 from fast.workers import SERIAL
 from figure_checks import assert_same, check_held, drawn, held, legend_of, move_to
-from helpers import EXPERIMENTS, ROOT, config_of, states_of
+from helpers import EXPERIMENTS, ROOT, Patch, config_of, states_of
 from more import (
     conv_matrix_capsules as experiment, make_conv_matrix_capsules_gif as animation,
     visualize_capsule_attacks as attacks, visualize_conv_matrix_capsules as figures,
@@ -27,7 +27,7 @@ FLAGS = "--dtype=float64 --seed=123 --n-train=48 --n-test=60 --em-iters=3 --lr=0
 
 
 @pytest.fixture(autouse=True)
-def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def elsewhere(tmp_path: Path, monkeypatch: Patch) -> None:
     move_to(tmp_path, monkeypatch)
 
 
@@ -150,7 +150,7 @@ def test_table_2_is_read_where_familiar_accuracies_are_equal() -> None:
     assert (bottom, top) == pytest.approx((75 - half, 75 + half))
 
 
-def test_attacks_are_means_and_intervals_with_the_papers_beside(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attacks_are_means_and_intervals_with_the_papers_beside(monkeypatch: Patch) -> None:
     rows = {"capsules": [[1.0, 0.2, 0.1], [0.8, 0.6, 0.3]], "cnn": [[1.0, 0.1, 0.0], [1.0, 0.3, 0.0]]}
     runs: list[Any] = [{"seed": s, "models": {}} for s in range(2)]
     for (name, of_seeds), s in itertools.product(rows.items(), range(2)):
@@ -212,7 +212,7 @@ def test_accuracy_under_attack_against_the_length_of_the_training() -> None:
             ("worst case of all attacks", 0.5), ("one step: FGSM", 1))}, levels=[0.2])
 
 
-def test_networks_of_the_median_seed_are_trained_for_their_curves(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_networks_of_the_median_seed_are_trained_for_their_curves(monkeypatch: Patch) -> None:
     runs = [{"seed": s, "models": {"capsules": {"accuracy": a}, "cnn": {"accuracy": b}}}
             for s, a, b in ((200, 0.9, 0.5), (201, 0.7, 0.6), (202, 0.8, 0.4))]
     config = {"dataset": "shapes", "sizes": [4, 2, 2, 2], "n_epochs": 3, "epsilons": [0.1], "of_older_code": 1}
@@ -237,7 +237,7 @@ def test_networks_of_the_median_seed_are_trained_for_their_curves(monkeypatch: p
     assert any("seed 202, the median of 3" in text.get_text() for text in fig.texts)
 
 
-def test_accuracy_against_steps_and_what_explains_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_accuracy_against_steps_and_what_explains_the_first(monkeypatch: Patch) -> None:
     """Drawn as measured; measured on a linear network, whose margin rises in one step by what its slope promises."""
     def of(margin: list[list[float]], own: list[list[float]], norms: list[float], shares: Any) -> attacks.Attacked:
         return attacks.Attacked({"_margin": np.array(margin), "": np.array(own)}, np.array(norms), shares)
@@ -290,7 +290,7 @@ def test_accuracy_against_steps_and_what_explains_the_first(monkeypatch: pytest.
     assert list(found.shares.values())[2] == 0  # a gradient that vanishes has no other sign
 
 
-def test_steps_are_counted_on_accurate_networks_of_every_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_are_counted_on_accurate_networks_of_every_seed(monkeypatch: Patch) -> None:
     configs = list[Any]()
 
     def measured(config: Any, seed: int, states: Any, threads: int) -> dict[str, attacks.Attacked]:
@@ -313,7 +313,7 @@ def test_steps_are_counted_on_accurate_networks_of_every_seed(monkeypatch: pytes
             assert getattr(config, name) == getattr(wanted, name), name
 
 
-def test_activations_and_assignments_are_those_of_the_attacked_capsules(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_activations_and_assignments_are_those_of_the_attacked_capsules(monkeypatch: Patch) -> None:
     monkeypatch.setattr(attacks, "STEPS", (1,))
     small: dict[str, Any] = {"sizes": (4, 2, 2, 2), "n_train": 8}
     for network, more in (("matrix", small), ("dense", {})):

@@ -15,7 +15,7 @@ import multimnist_capsnet as experiment
 import visualize_multimnist_capsnet as figures
 from fast.workers import SERIAL
 from figure_checks import cells, check_held, drawn, held, legend_of, move_to
-from helpers import EXPERIMENTS, config_of, states_of
+from helpers import EXPERIMENTS, Patch, config_of, states_of
 from multimnist_capsnet import TrainState
 from support.figures import with_reported_seed
 from support.statistics import t_quantile
@@ -25,7 +25,7 @@ HISTORY = {"set_accuracy": [0.25, 0.75, 0.5], "soft_accuracy": [0.75, 0.9, 0.875
 
 
 @pytest.fixture(autouse=True)
-def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def elsewhere(tmp_path: Path, monkeypatch: Patch) -> None:
     move_to(tmp_path, monkeypatch)
 
 
@@ -177,7 +177,7 @@ def test_the_length_of_a_training_is_what_its_setting_says() -> None:
     assert held(ax)["levels"] == [pytest.approx(0.948)]
 
 
-def test_no_seed_of_strokes_is_a_reported_one(run: figures.Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_seed_of_strokes_is_a_reported_one(run: figures.Run, monkeypatch: Patch) -> None:
     said = list[str]()
     monkeypatch.setattr(animation, "with_reported_seed", lambda *_: (run.config, "seed 123, the median of 4", []))
     monkeypatch.setattr(experiment, "train_all", lambda *_, **__: run.states)

@@ -20,7 +20,7 @@ import smallnorb_novel_viewpoint as experiment
 import visualize_multimnist_capsnet as digits
 import visualize_smallnorb_novel_viewpoint as figures
 from figure_checks import cells, check_held, draw_coarsely, drawn, held, legend_of, move_to
-from helpers import ROOT, config_of
+from helpers import ROOT, Patch, config_of
 from more import visualize_mnist_affine_capsnet as affine
 from smallnorb_novel_viewpoint import TrainState, UserError
 from support.experiment import load_checkpoint
@@ -34,7 +34,7 @@ Config = experiment.Config
 
 
 @pytest.fixture(autouse=True)
-def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def elsewhere(tmp_path: Path, monkeypatch: Patch) -> None:
     move_to(tmp_path, monkeypatch)
     draw_coarsely(monkeypatch)
     monkeypatch.setattr(figures, "NOISE_DRAWS", 1)  # quicker
@@ -53,9 +53,7 @@ def run(checkpoint: Path) -> figures.Run:
     return figures.Run(config, experiment.make_data(config), states)
 
 
-def test_accuracy_at_every_azimuth_is_mean_and_interval_over_seeds(
-    run: figures.Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_accuracy_at_every_azimuth_is_mean_and_interval_over_seeds(run: figures.Run, monkeypatch: Patch) -> None:
     """Of all reported seeds, and of the reported models; or else of the run itself."""
     angles, base = np.array([0.0, 120, 240]), np.array([[1.0, 0.8, 0.4], [1.0, 0.6, 0.4], [0.7, 0.7, 0.4]])
     train = run.data.train._replace(azimuths=np.array([330.0, 370]))
@@ -106,7 +104,7 @@ def test_accuracy_by_azimuth_is_the_accuracy_there(run: figures.Run) -> None:
         assert accuracy[name][25] == pytest.approx(experiment.fraction_right(scores, part.labels))
 
 
-def test_accuracy_by_azimuth_is_of_the_test_images_there(run: figures.Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_accuracy_by_azimuth_is_of_the_test_images_there(run: figures.Run, monkeypatch: Patch) -> None:
     """Of which there may be more at one azimuth than at another."""
     labels, zeros = np.arange(5), np.zeros(5)
     split = experiment.Split(zeros, labels, np.array([0.0, 0, 20, 20, 20]), zeros, labels)
@@ -178,7 +176,7 @@ def test_the_same_object_in_the_same_lighting_turns() -> None:
     assert found.objects.tolist() == [0] * 10 + [1] + [0] * 9
 
 
-def test_the_median_of_the_reported_seeds_is_trained(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_median_of_the_reported_seeds_is_trained(monkeypatch: Patch) -> None:
     config = dataclasses.asdict(Config())
     runs = [{"seed": 200 + s, "models": {"capsules": {"held_out_accuracy": accuracy}}}
             for s, accuracy in enumerate((0.9, 0.5, 0.7, 0.6))]
@@ -251,7 +249,7 @@ def test_a_frame_shows_answers_viewpoint_and_accuracies(run: figures.Run) -> Non
     check_held(curve, lines=lines, levels=[0.2, 0.6])
 
 
-def test_the_commands_of_the_pages_find_the_reported_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_commands_of_the_pages_find_the_reported_runs(monkeypatch: Patch) -> None:
     """And the seed that they draw is that of the median of the capsules."""
     monkeypatch.setattr(support_figures, "ROOT", ROOT)
     asked: list[Any] = []

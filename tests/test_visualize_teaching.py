@@ -12,7 +12,8 @@ from matplotlib.patches import Ellipse
 from matplotlib.text import Annotation
 
 import smallnorb_novel_viewpoint as views
-from figure_checks import Capture, check_held, check_pictures, check_unchanged, draw_coarsely, drawn, held
+from figure_checks import check_held, check_pictures, check_unchanged, draw_coarsely, drawn, held
+from helpers import Capture, Patch
 from lesson import visualize_how_capsules_work as pictures
 from more import visualize_networks as networks
 from smallnorb_novel_viewpoint import count_params
@@ -51,7 +52,7 @@ def test_a_drawing_is_the_same_every_time(tmp_path: Path, capsys: Capture) -> No
         assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == [expected] * 4
 
 
-def test_a_drawing_may_replace_that_of_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_drawing_may_replace_that_of_a_page(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.setattr(networks, "svg_bytes", lambda name: b"")
     monkeypatch.setattr(networks, "write_if_changed", write := Mock(return_value=""))
     assert networks.main([f"--outdir={tmp_path}", "--overwrite"]) == 0
@@ -79,9 +80,7 @@ def test_the_example_is_the_first_image_that_is_classified_correctly() -> None:
     np.testing.assert_allclose(found.v, np.linalg.norm(V[2], axis=1))
 
 
-def test_all_pictures_are_drawn_and_the_same_every_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
-) -> None:
+def test_all_pictures_are_drawn_and_the_same_every_time(tmp_path: Path, monkeypatch: Patch, capsys: Capture) -> None:
     draw_coarsely(monkeypatch)
     monkeypatch.setattr(pictures, "run_page", lambda: LESSON)
     argv = ["--outdir", str(tmp_path)]

@@ -16,15 +16,13 @@ import pytest
 import multimnist_capsnet as base
 from fast.workers import Workers
 from figure_checks import check_held, drawn, move_to
-from helpers import config_of, digits_folder, failure, states_of
+from helpers import Array, Capture, Patch, config_of, digits_folder, failure, states_of
 from more import conv_matrix_capsules as conv, visualize_what_routing_does as figures, what_routing_does as m
 from recorded import check
 from smallnorb_novel_viewpoint import TrainState
 
-Array = np.ndarray
 
-
-def test_the_study_of_the_routing_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_study_of_the_routing_by_hand(monkeypatch: Patch) -> None:
     monkeypatch.setattr(base, "EVALUATION_BATCH", 5)
     config = base.Config(
         dataset="mnist", data_dir=digits_folder(), conv_channels=2, primary_types=1, decoder=(16, 16), n_test=20,
@@ -59,7 +57,7 @@ def test_the_study_of_the_routing_by_hand(monkeypatch: pytest.MonkeyPatch) -> No
 # --- The studies as they are run --------------------------------------------------------------------------------------
 
 
-def test_without_a_bias_a_pose_and_its_negative_are_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_bias_a_pose_and_its_negative_are_one(tmp_path: Path, monkeypatch: Patch) -> None:
     """The negatives are those of the same poses, and every seed draws its own. In float64."""
     votes_forward, sizes, last = m.smallnorb.votes_forward, list[int](), dict[str, Array]()
 
@@ -83,7 +81,7 @@ def test_without_a_bias_a_pose_and_its_negative_are_one(tmp_path: Path, monkeypa
     assert m.sign_study(0) != m.sign_study(1)
 
 
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
+def small(monkeypatch: Patch) -> None:
     """Make the networks and sets of all studies small."""
     network_config = m.network_config
 
@@ -109,9 +107,7 @@ VARIANTS = [
 
 
 @pytest.mark.parametrize("words", VARIANTS)
-def test_a_study_from_the_command_line(
-    words: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_study_from_the_command_line(words: str, monkeypatch: Patch, tmp_path: Path, capsys: Capture) -> None:
     """It trains, tests, saves, and goes on from what is saved to the bits of an unbroken run."""
     small(monkeypatch)
     argv = [*words.split(), "--n-epochs=2", "--quiet"]
@@ -150,9 +146,7 @@ def test_a_study_from_the_command_line(
 
 
 @pytest.mark.parametrize("study", ["composites", "affnist"])
-def test_a_run_is_not_resumed_on_other_digits(
-    study: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_is_not_resumed_on_other_digits(study: str, tmp_path: Path, monkeypatch: Patch, capsys: Capture) -> None:
     """It trains on strokes, where there is no MNIST, which is there when the run is to go on."""
     small(monkeypatch)
     files, argv = base.load_mnist(digits_folder()), [f"--study={study}", "--n-epochs=1", "--quiet"]
@@ -166,7 +160,7 @@ def test_a_run_is_not_resumed_on_other_digits(
 
 
 @pytest.mark.parametrize("study", ["shapes", "composites", "affnist"])
-def test_a_study_in_its_plain_form_is_the_fast_one(study: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_study_in_its_plain_form_is_the_fast_one(study: str, monkeypatch: Patch) -> None:
     small(monkeypatch)
     config = m.Config(study=study, data_dir=None if study == "shapes" else digits_folder(), n_epochs=1)
     losses = []
@@ -191,7 +185,7 @@ def test_the_published_code_divides_primary_capsules_alone() -> None:
     np.testing.assert_array_equal(parts.digit.forward(s)[0], base.squash_forward(s + 0.1)[0])
 
 
-def test_without_a_variant_the_network_is_that_of_the_base_script(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_variant_the_network_is_that_of_the_base_script(monkeypatch: Patch) -> None:
     small(monkeypatch)
     config = m.Config(n_epochs=2)
     history = m.run(config)[0]["history"]["capsules"]
@@ -205,7 +199,7 @@ def test_without_a_variant_the_network_is_that_of_the_base_script(monkeypatch: p
 
 
 @pytest.mark.parametrize("shift", [0, 1])
-def test_the_affnist_study_counts_right_answers(shift: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_affnist_study_counts_right_answers(shift: int, monkeypatch: Patch) -> None:
     """Of the variant that was trained: one that knows the labels, and one that is always wrong."""
     small(monkeypatch)
     config = m.Config(study="affnist", assignments="even", data_dir=digits_folder())
@@ -222,7 +216,7 @@ def test_the_affnist_study_counts_right_answers(shift: int, monkeypatch: pytest.
     assert found == {f"{name}_accuracy": 1.0 - shift for name in names}
 
 
-def test_the_curves_are_of_the_median_seed_and_of_each_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_curves_are_of_the_median_seed_and_of_each_part(tmp_path: Path, monkeypatch: Patch) -> None:
     move_to(tmp_path, monkeypatch)
     runs = [{"seed": s, "models": {"capsules": {"held_out_accuracy": a}}} for s, a in ((7, 0.9), (8, 0.5), (9, 0.6))]
     path = tmp_path / figures.RESULTS.with_name("assignments.json")

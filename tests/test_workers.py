@@ -11,9 +11,8 @@ import threadpoolctl
 
 from fast import workers as module
 from fast.workers import LEAST_PART, SERIAL, Workers, blas_threads, default_threads
-from helpers import GradientError, load, surviving_mutants
+from helpers import Array, Capture, GradientError, Patch, load, surviving_mutants
 
-Array = np.ndarray
 THREADED = ("multimnist_capsnet", "mnist_affine_capsnet", "conv_matrix_capsules", "capsule_attacks", "your_own_images",
             "make_toy_norb")  # those whose --threads is by default as many as there are processors
 
@@ -59,7 +58,7 @@ def check_parts() -> None:
                     raise GradientError(f"the parts of {key} do not add up")
 
 
-def test_parts_are_the_whole_batch_and_an_error_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parts_are_the_whole_batch_and_an_error_is_seen(monkeypatch: Patch) -> None:
     assert surviving_mutants(monkeypatch, Workers, "gradients", check_parts) == []
 
 
@@ -134,7 +133,7 @@ def test_the_last_of_several_limits_frees_the_blas() -> None:
         assert blas_now() == {2}
 
 
-def test_as_many_threads_as_processors_and_at_most_four(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_as_many_threads_as_processors_and_at_most_four(monkeypatch: Patch) -> None:
     for n_cpus, expected in ((1, 1), (3, 3), (64, 4)):
         monkeypatch.setattr(module.os, "sched_getaffinity", lambda pid, n=n_cpus: set(range(n)), raising=False)
         assert default_threads() == expected
@@ -144,9 +143,7 @@ def test_as_many_threads_as_processors_and_at_most_four(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("n_started", [0, 1, 2])
-def test_threads_that_cannot_be_started(
-    n_started: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_threads_that_cannot_be_started(n_started: int, monkeypatch: Patch, capsys: Capture) -> None:
     """The system starts so many of four, and no more at any time."""
     start, running = threading.Thread.start, list[threading.Thread]()
 

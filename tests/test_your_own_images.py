@@ -21,7 +21,7 @@ from PIL import Image
 import multimnist_capsnet as digits
 from fast.workers import SERIAL
 from figure_checks import draw_coarsely, drawn
-from helpers import ROOT, check_gradient, failure, load, usage_error
+from helpers import ROOT, Array, Capture, Patch, check_gradient, failure, load, usage_error
 from more import visualize_your_own_images as figures, your_own_images as m
 from smallnorb_novel_viewpoint import TrainState, init_state, parse, save_checkpoint
 from support import tables
@@ -29,9 +29,6 @@ from support.experiment import load_checkpoint
 from support.figures import RIGHT, WRONG, darkened
 from test_read_pictures import CLASSES, write_deep, write_folder
 
-Array = np.ndarray
-Capture = pytest.CaptureFixture[str]
-Patch = pytest.MonkeyPatch
 Trained = tuple[Path, Path, dict[str, Any]]  # folder, checkpoint and result
 
 TINY = ["--n-epochs=1", "--threads=1", "--quiet"]
