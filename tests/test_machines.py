@@ -21,7 +21,6 @@ from data import affnist_file, digit_files, files, norb_files, pictures, toy_nor
 from data.labelled_pictures import read_sets
 from helpers import ROOT, Capture, Patch, script_environment, write_folder
 from more import your_own_images
-from support.experiment import code_files
 from support import results
 from support.results import is_git_root
 
@@ -46,17 +45,6 @@ def python(*words: str, folder: Path = ROOT, **variables: str) -> subprocess.Com
         [sys.executable, *words], cwd=folder, env=environment, capture_output=True, encoding="utf-8",
         errors="replace", timeout=120, check=False,
     )
-
-
-def test_what_a_script_asks_for_late_is_part_of_its_code() -> None:
-    """Its copy on another machine has it, and a run is stale after a change of it."""
-    files, of_digits = (
-        {path.relative_to(ROOT).as_posix() for path in code_files(ROOT / name)}
-        for name in ("smallnorb_novel_viewpoint.py", "multimnist_capsnet.py")
-    )
-    assert {"data/shapes.py", "fast/optimizers.py"} <= files
-    assert not [file for file in files if file.startswith(("evidence/", "tests/", "explorer/"))]
-    assert "data/stroke_digits.py" in of_digits
 
 
 # --- Imports ----------------------------------------------------------------------------------------------------------
