@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple, cast
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -390,18 +391,13 @@ def test_the_search_changes_squares() -> None:
 
 
 def test_starts_are_drawn_from_the_seed(monkeypatch: Patch) -> None:
-    it, effort = trained("cnn"), attacks.Effort(first_steps=2, most_steps=4, queries=1)
-    iterated, starts = attacks.iterated, list[Any]()
-
-    def spy(*args: Any, **more: Any) -> Array:
-        starts[-1].append(args[7])
-        return iterated(*args, **more)
-
-    monkeypatch.setattr(attacks, "iterated", spy)
+    it, effort = trained("cnn"), attacks.Effort(first_steps=2, most_steps=4, queries=1, tolerance=-1)
+    monkeypatch.setattr(attacks, "iterated", iterated := Mock(wraps=attacks.iterated))
+    starts = list[Any]()
     for seed in (7, 7, 8):
-        starts.append([])
-        rng = np.random.default_rng(seed)
-        attacks.attack(it.network, {}, it.images, it.labels, (0.02,), m.PIXELS, rng, effort._replace(tolerance=-1))
+        iterated.reset_mock()
+        attacks.attack(it.network, {}, it.images, it.labels, (0.02,), m.PIXELS, np.random.default_rng(seed), effort)
+        starts.append([call.args[7] for call in iterated.call_args_list])
     drawn = [[start for start in those if start is not None] for those in starts]
     # two losses: one step, two steps, four from two starts; and two steps towards each of five classes
     assert [len(those) for those in starts] == [8 + 5] * 3
@@ -496,16 +492,10 @@ def test_an_image_that_is_misled_on_the_way_stays_misled() -> None:
 
 def test_the_vote_routes_all_layers_but_the_last(monkeypatch: Patch) -> None:
     config = conv.Config(**{**vars(m.network_config(attack_config("--dataset", "voxels"))), "em_iters": 3})
-    seen: list[tuple[bool, int]] = []
-
-    def forward(pose: Array, a: Array, w: Array, beta_a: Array, beta_v: Array, n_iters: int, *more: Any) -> Any:
-        seen.append((w.shape[0] == 1, n_iters))
-        return own.forward(pose, a, w, beta_a, beta_v, n_iters, *more)
-
-    own = conv.FAST
-    monkeypatch.setattr(conv, "FAST", own._replace(forward=forward))
+    monkeypatch.setattr(conv, "FAST", conv.FAST._replace(forward=(routed := Mock(wraps=conv.FAST.forward))))
     model = m.voting(config)
     model.forward(perturbed(model), np.random.default_rng(0).random((2, 32, 32, 1)))
+    seen = [(call.args[2].shape[0] == 1, call.args[5]) for call in routed.call_args_list]  # of w, and n_iters
     assert seen == [(False, 3), (False, 3), (True, 1)]
 
 
@@ -608,19 +598,14 @@ def test_the_capsnet_is_that_of_the_other_script(monkeypatch: Patch) -> None:
     small = dataclasses.replace(own, n_val=8, conv_channels=3, primary_types=1)
     resolved = m.affine.resolve_defaults(small, m.affine.make_data(small))
     monkeypatch.setattr(m, "capsnet_config", lambda config, data=None: resolved if data else small)
-    data, rates, update = m.make_data(config), list[float](), m.affine.update
+    data = m.make_data(config)
     assert isinstance(data, m.affine.Data)
-
-    def spy(state: Any, grads: Any, lr: float, *more: Any) -> None:
-        rates.append(lr)
-        update(state, grads, lr, *more)
-
-    monkeypatch.setattr(m.affine, "update", spy)
+    monkeypatch.setattr(m.affine, "update", update := Mock(wraps=m.affine.update))
     states = m.train_all(config, data)
-    ours, rates[:] = list(rates), []
     expected = m.affine.train_all(resolved, data, names=["capsnet", "cnn"])
     assert states["cnn"].history == expected["cnn"].history
-    assert ours == rates
+    rates = [call.args[2] for call in update.call_args_list]
+    assert rates[:8] == rates[8:]
     assert {name: state.step for name, state in states.items()} == {"capsules": 4, "cnn": 4}
     images, labels = m.attacked_images(dataclasses.replace(config, n_attack=5), data)
     chosen = np.linspace(0, 299, 5).round().astype(int)  # of the test digits
