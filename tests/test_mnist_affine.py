@@ -336,7 +336,8 @@ def test_both_cnns_have_half_of_the_capsules_rate(name: str, share: float, monke
     np.testing.assert_allclose(rates, [share * config.lr_at(step) for step in range(3)])
 
 
-def test_out_json_and_table(tmp_path: Path, capsys: Capture) -> None:
+def test_accuracies_on_all_sets(tmp_path: Path, capsys: Capture) -> None:
+    """The other numbers, and the table, are recorded: test_recorded.py."""
     images, labels = affnist_like()
     mat = write_affnist(tmp_path / "15.mat", images.reshape(30, -1).T, labels[None])
     argv = EXPERIMENTS[m.EXPERIMENT].argv("--canvas 40 --match-accuracy 1 --check-every 2")
@@ -346,10 +347,5 @@ def test_out_json_and_table(tmp_path: Path, capsys: Capture) -> None:
     assert out.count("not reached") == 3
     result = json.loads((tmp_path / "a.json").read_text())
     sets = ("upright", "rotated_15", "rotated_35", "affnist", "affnist_file", "val")
-    for name, figures in result["models"].items():
+    for figures in result["models"].values():
         assert {f"{key}_accuracy" for key in sets} == {key for key in figures if key.endswith("accuracy")}
-        assert {"upright_error", "sweep", "steps", "epochs", "epoch_seconds"} <= set(figures)
-        assert ("recon_mse" in figures) == (name == "capsnet")
-        assert result["history"][name]["check_step"] == [2, 3, 4, 6]
-        row = next(line for line in out.splitlines() if line.startswith(name))
-        assert row.split()[1] == f"{100 * figures['upright_error']:.2f}"  # percent
