@@ -453,10 +453,7 @@ def test_a_full_disk(experiment: Experiment, whole: Run, tmp_path: Path, monkeyp
     """The training goes on, the table is printed, an earlier result stays, and the status is 1."""
     earlier = {"--checkpoint": None, "--out-json": json.dumps(whole.result).encode()}
 
-    def full(_: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
+    monkeypatch.setattr(os, "fsync", Mock(side_effect=OSError(28, "No space left on device")))
     for flag, content in earlier.items():
         path = tmp_path / flag[2:]
         if content:
@@ -664,20 +661,17 @@ class ReachedError(Exception):
 def test_main_without_argv_takes_no_flags_and_leaves_all_as_it_was(
     experiment: Experiment, monkeypatch: Patch, capsys: Capture
 ) -> None:
-    def reach(config: Any) -> None:
-        assert config == experiment.script.Config()
-        raise ReachedError
-
     def surroundings() -> list[Any]:
         streams = [(stream.errors, stream.encoding, stream.line_buffering) for stream in (sys.stdout, sys.stderr)]
         return [*map(signal.getsignal, signal.valid_signals()), *streams, np.geterr(), dict(os.environ), os.getcwd()]
 
-    monkeypatch.setattr(experiment.script, "make_data", reach)
+    monkeypatch.setattr(experiment.script, "make_data", reach := Mock(side_effect=ReachedError))
     monkeypatch.setattr(sys, "argv", ["kernel", "-f", "kernel.json"])
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # whatever an earlier call has left
     before = surroundings()
     with pytest.raises(ReachedError):
         experiment.script.main()
+    reach.assert_called_once_with(experiment.script.Config())
     assert experiment.script.main(["--no-such-flag"]) == 2
     assert surroundings() == before
 
