@@ -157,6 +157,13 @@ def cells(ax: Any, rows: int, columns: int, gap: tuple[int, int] = (1, 1)) -> np
     return tiles[:, :, : height - gap[0], : width - gap[1]]
 
 
+def frame_of(scene: tuple[Figure, Callable[..., None]], *place: Any) -> Figure:
+    """An animation as it is at some place."""
+    fig, update = scene
+    update(*place)
+    return fig
+
+
 def legend_of(fig: Figure) -> list[str]:
     return [text.get_text() for text in fig.legends[0].get_texts()]
 

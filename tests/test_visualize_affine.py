@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
 import multimnist_capsnet as digits
-from figure_checks import assert_same, cells, check_held, drawn, held, legend_of
+from figure_checks import assert_same, cells, check_held, drawn, frame_of, held, legend_of
 from helpers import EXPERIMENTS, Patch, config_of, states_of
 from more import (
     make_mnist_affine_capsnet_gif as animation, mnist_affine_capsnet as experiment,
@@ -95,12 +94,7 @@ def test_a_frame_says_what_the_networks_believe(run: figures.Run) -> None:
     lengths, _ = digits.capsnet_forward(run.states["capsnet"].params, turning.images[3], run.config)
     np.testing.assert_allclose(turning.outputs["capsnet"][3], lengths, rtol=1e-5)
 
-    def draw() -> Any:
-        fig, update = animation.make_scene(run, turning)
-        update(3)
-        return fig
-
-    *grid, curve = drawn(draw).axes
+    *grid, curve = drawn(lambda: frame_of(animation.make_scene(run, turning), 3)).axes
     for r, row in enumerate(np.array(grid).reshape(3, 4)):
         label = animation.SHOWN[r]
         np.testing.assert_allclose(cells(row[0], 1, 1)[0, 0, ..., 0], turning.images[3, r], atol=0.5 / 31 + 1e-6)

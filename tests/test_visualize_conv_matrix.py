@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from fast.workers import SERIAL
-from figure_checks import assert_same, check_held, drawn, held, legend_of, move_to
+from figure_checks import assert_same, check_held, drawn, frame_of, held, legend_of, move_to
 from helpers import EXPERIMENTS, ROOT, Patch, config_of, states_of
 from more import (
     conv_matrix_capsules as experiment, make_conv_matrix_capsules_gif as animation,
@@ -351,14 +351,10 @@ def test_a_frame_shows_votes_activations_and_accuracies(run: figures.Run) -> Non
     routing = last._replace(votes=1000 * last.votes, mu=1000 * last.mu)
     recorder.snapshots[1] = animation.Snapshot(4, routing, 0.75)
 
-    def draw(t: int = 2) -> Any:
-        fig, update = animation.make_scene(run.config, run.data, recorder)
-        update(1, t)
-        return fig
-
-    plane, image, bars, curve = drawn(draw).axes
+    plane, image, bars, curve = drawn(lambda: frame_of(animation.make_scene(run.config, run.data, recorder), 1, 2)).axes
     check_held(bars, bars=[routing.a[2, 0]])
-    check_held(drawn(lambda: draw(1), record=False).axes[2], bars=[routing.a[1, 0]])  # of an iteration before the last
+    before_the_last = frame_of(animation.make_scene(run.config, run.data, recorder), 1, 1)
+    check_held(before_the_last.axes[2], bars=[routing.a[1, 0]])
     check_held(curve, lines={"line 1": [[0, 4], [recorder.snapshots[0].accuracy, 0.75]]})
     axes = animation.principal_axes(routing)
     dots: Any = plane.collections[0]

@@ -14,7 +14,7 @@ import make_multimnist_capsnet_gif as animation
 import multimnist_capsnet as experiment
 import visualize_multimnist_capsnet as figures
 from fast.workers import SERIAL
-from figure_checks import cells, check_held, drawn, held, legend_of, move_to
+from figure_checks import cells, check_held, drawn, frame_of, held, legend_of, move_to
 from helpers import EXPERIMENTS, Patch, config_of, states_of
 from multimnist_capsnet import TrainState
 from support.figures import with_reported_seed
@@ -218,12 +218,7 @@ def test_a_frame_shows_what_the_network_makes_of_the_composites(run: figures.Run
         drawn=0.5 * first.drawn, answers=np.array([*recorder.shown.labels[:4], [digit, digit]]), set_accuracy=0.75
     )
 
-    def draw() -> Any:
-        fig, update = animation.make_scene(recorder, "seed 123")
-        update(1)
-        return fig
-
-    left, right = drawn(draw).axes
+    left, right = drawn(lambda: frame_of(animation.make_scene(recorder, "seed 123"), 1)).axes
     shown = cells(left, 3, 5, (2, 2))
     for d, blue in enumerate((0x42 / 255, 0xE9 / 255)):
         np.testing.assert_allclose(shown[1 + d][..., 2], 0.5 * first.drawn[:, d] * blue, atol=0.5 / 15)

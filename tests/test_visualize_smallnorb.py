@@ -7,6 +7,7 @@ import json
 import shlex
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import imageio.v3 as imageio
 import numpy as np
@@ -19,7 +20,7 @@ import make_smallnorb_novel_viewpoint_gif as animation
 import smallnorb_novel_viewpoint as experiment
 import visualize_multimnist_capsnet as digits
 import visualize_smallnorb_novel_viewpoint as figures
-from figure_checks import cells, check_held, draw_coarsely, drawn, held, legend_of, move_to
+from figure_checks import cells, check_held, draw_coarsely, drawn, frame_of, held, legend_of, move_to
 from helpers import ROOT, Patch, config_of
 from more import visualize_mnist_affine_capsnet as affine
 from smallnorb_novel_viewpoint import TrainState, UserError
@@ -182,20 +183,14 @@ def test_the_median_of_the_reported_seeds_is_trained(monkeypatch: Patch) -> None
             for s, accuracy in enumerate((0.9, 0.5, 0.7, 0.6))]
     figures.RESULTS.parent.mkdir(parents=True)
     figures.RESULTS.write_text(json.dumps({"config": config, "settings": {"default": {"config": {}, "runs": runs}}}))
-    trained: list[int] = []
-
-    def make_data(config: Any) -> None:
-        trained.append(config.seed)
-        raise UserError("stop")
-
-    monkeypatch.setattr(experiment, "make_data", make_data)
+    monkeypatch.setattr(experiment, "make_data", make_data := Mock(side_effect=UserError("stop")))
     for flags in ([], ["--seed=7"], ["--lr=0.1"]):
         figures.main(["--figures=class_poses", *flags])
-    assert trained == [203, 7, 0]
+    assert [call.args[0].seed for call in make_data.call_args_list] == [203, 7, 0]
     finished = Config(seed=7), {"capsules": TrainState("capsules", {})}
     monkeypatch.setattr(support_figures, "load_finished", lambda *_, **__: finished)
     figures.main(["--figures=class_poses", "--checkpoint=run.npz"])
-    assert trained[3:] == [7]  # a checkpoint's own, whatever seeds are reported
+    assert make_data.call_args.args[0].seed == 7  # a checkpoint's own, whatever seeds are reported
 
 
 def test_an_animation_of_trainings_of_two_lengths(tmp_path: Path) -> None:
@@ -224,12 +219,7 @@ def test_a_frame_shows_answers_viewpoint_and_accuracies(run: figures.Run) -> Non
         one.step, one.history = 2 * recorder.steps_per_epoch, {"held_out_accuracy": [0.4, 0.6, 0.8]}
         recorder(one, True)
 
-    def draw() -> Any:
-        fig, update = animation.make_scene(recorder, state)
-        update(2, 9)
-        return fig
-
-    *grid, dial, curve = drawn(draw).axes
+    *grid, dial, curve = drawn(lambda: frame_of(animation.make_scene(recorder, state), 2, 9)).axes
     for model, row in zip(animation.SHOWN, np.array(grid).reshape(3, 5)[1:], strict=True):
         for k, ax in enumerate(row):
             shown = recorder.bars[model, 2][k, 9]
@@ -252,12 +242,7 @@ def test_a_frame_shows_answers_viewpoint_and_accuracies(run: figures.Run) -> Non
 def test_the_commands_of_the_pages_find_the_reported_runs(monkeypatch: Patch) -> None:
     """And the seed that they draw is that of the median of the capsules."""
     monkeypatch.setattr(support_figures, "ROOT", ROOT)
-    asked: list[Any] = []
-
-    def stop(*given: Any, **more: Any) -> None:
-        asked.append((given, more))
-        raise UserError("stop")
-
+    stop = Mock(side_effect=UserError("stop"))
     of_scripts: dict[Any, tuple[str, str, str]] = {
         figures: ("azimuth_accuracy", "capsules", "held_out_accuracy"), digits: ("overlay", "capsnet", "set_accuracy"),
         affine: ("rotation_sweep", "capsnet", "rotated_35_accuracy"),
@@ -266,7 +251,7 @@ def test_the_commands_of_the_pages_find_the_reported_runs(monkeypatch: Patch) ->
         monkeypatch.setattr(script, "load_or_train", stop)
         (row,) = [row for row in redraw.read_rows() if any(path.endswith(f"{picture}.png") for path in row.pictures)]
         assert script.main(shlex.split(row.command.replace("-m ", ""))[2:]) == 1
-    for (given, more), (_, model, metric) in zip(asked, of_scripts.values(), strict=True):
+    for (given, more), (_, model, metric) in zip(stop.call_args_list, of_scripts.values(), strict=True):
         path, *of = more.get("median_of") or given[5]
         config, _, reported = support_figures.with_reported_seed(path, of[0], of[1], given[2], given[3])
         order = sorted(reported, key=lambda run: run["models"][model][metric])
