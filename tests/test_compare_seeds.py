@@ -324,6 +324,7 @@ def test_what_a_run_is_started_with(fake: str, monkeypatch: Patch) -> None:
         asked_for_late = {"data/norb_files.py", "data/toy_norb.py", "data/shapes.py", "fast/optimizers.py"}
         assert asked_for_late | {"data/__init__.py"} < files
         assert not [name for name in files if name.startswith(("evidence/", "tests/", "explorer/"))]
+    assert ROOT / "data" / "stroke_digits.py" in compare_seeds.code_files(ROOT / "multimnist_capsnet.py")
     with compare_seeds.open_executor(5, None) as threads_here:
         assert vars(threads_here)["_max_workers"] == 5
 
