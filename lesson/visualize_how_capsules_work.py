@@ -8,7 +8,7 @@
     couplings         the couplings of the children of that image in three iterations, and its digit capsules
     losses            margin loss and spread loss
 
-The last three are of the network that the lesson trains. Its code blocks run here, in about a minute:
+The last three are of the network that the lesson trains. Its code blocks run here, in half a minute:
 
     python -m lesson.visualize_how_capsules_work
 """
