@@ -90,7 +90,10 @@ def weakness(reading: Reading, later: Sequence[Reading]) -> str:
         return "seeds were not listed"
     if any(r.condition == reading.condition and r.claim == reading.claim for r in later):
         return "seeds were added"
-    return "ten steps were too few" if subject(reading.claim) == "attacks" else "search was too small"
+    if subject(reading.claim) != "attacks":
+        return "search was too small"
+    of_one_step = reading.condition.startswith(("one step", "FGSM"))
+    return "search was not under attack" if of_one_step else "ten steps were too few"
 
 
 def make_tables() -> dict[str, Any]:
