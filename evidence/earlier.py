@@ -126,7 +126,8 @@ def main(argv: Sequence[str]) -> None:
     tables = make_tables()
     for name, table in tables.items():
         print(f"{name}: {len(table['rows'])} readings")
-    save_result(out, {"command": "python -m evidence.earlier", "environment": environment(1), "tables": tables})
+    command = f"python -m evidence.earlier --out {args.out or OUT}"
+    save_result(out, {"command": command, "environment": environment(1), "tables": tables})
 
 
 if __name__ == "__main__":

@@ -349,6 +349,8 @@ def test_the_weakness_of_a_reading() -> None:
     assert earlier.weakness(first, [first._replace(condition="y")]) == "search was too small"
     assert earlier.weakness(first._replace(listed=False), []) == "seeds were not listed"
     assert earlier.weakness(first._replace(claim="attacks"), []) == "ten steps were too few"
+    of_one_step = first._replace(claim="attacks", condition="one step, ε = 0.1")
+    assert earlier.weakness(of_one_step, []) == "search was not under attack"
 
 
 # --- Values at equal accuracy -----------------------------------------------------------------------------------------
