@@ -53,6 +53,7 @@ WORDS = {"derror": "d(V − μ)", "dweight": "dw", "weight": "w", "dmass": "d(ma
          "short": "0.9 − length", "long": "length − 0.1", "dlength": "d(length)", "dlog_ap": "d(log)"}  # of README.md
 TERM = "s * dv).sum(axis=-1, keepdims=True) * s"  # of squash_backward
 SPELLED = (  # function, a mistake in words, and what stands there and in its place
+    ("squash_backward", "lacks the term from f, which depends on s too", TERM, f"{TERM} * 0"),
     ("squash_backward", "has v for s in the term with dv, s", TERM, TERM.replace("s * dv", "f * s * dv")),
     ("squash_backward", "has v for s in the term with dv, s", TERM, f"f * {TERM} * f"),
     ("squash_backward", "has no sum in the product of s and dv", ".sum(axis=-1, keepdims=True) * s", " * s"),
@@ -143,7 +144,10 @@ def called(function: Callable[..., Any], args: Sequence[Any]) -> list[Array]:
         if isinstance(part, list | tuple) and part and isinstance(part[0], list | tuple):
             found += [np.stack([np.asarray(x, float) for x in entry]) for entry in zip(*part, strict=True)]
         else:
-            found.append(np.asarray(part, float))
+            try:
+                found.append(np.asarray(part, float))
+            except ValueError:
+                raise ValueError("a part of what is returned is neither an array nor a list of tuples") from None
     return found
 
 
@@ -311,6 +315,7 @@ def faults(name: str, function: Callable[..., Any]) -> Iterator[tuple[str, str]]
             fault = "has a wrong axis: what does not depend on each other is added up"
         else:
             fault = f"is wrong in {(np.abs(x - y) > TOLERANCE * np.abs(y).max()).sum()} of {x.size} entries"
+            fault += ": compare it with differences of the output" * name.endswith("_backward")
         yield names[k], fault
 
 
