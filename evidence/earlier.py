@@ -65,7 +65,7 @@ def readings() -> Iterator[Reading]:
         for epsilon in ("0.05", "0.1", "0.2", "0.3"):
             it = runs["paired"]["cnn"][f"{kind}_{epsilon}_accuracy"]
             name = f"digits, {'one step' if kind == 'fgsm' else 'ten steps'}, ε = {epsilon}"
-            yield Reading("attack", name, it["n"], it["mean"], it["low"], it["high"], "none", False, commit, date)
+            yield Reading("attack", name, it["n"], it["mean"], it["low"], it["high"], "no verdict", False, commit, date)
     seen = set()
     for line in show("log", "--reverse", "--format=%H %ad", "--date=short", LAST, "--", CLAIMS).splitlines():
         commit, date = line.split()

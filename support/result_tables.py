@@ -178,6 +178,10 @@ def searches_table(searches: dict[str, Json]) -> str:
     def axis(values: list[Any], best: Any) -> str:
         return ", ".join(f"**{value:g}**" if value == best else f"{value:g}" for value in values)
 
+    def in_words(network: str) -> str:
+        words = network.replace("_", " ").replace("capsnet c", "c").replace("cnn", "CNN")
+        return words.replace("1 iterations", "1 iteration").replace("reconstruction 0", "no reconstruction")
+
     columns = ["data and network", "rate", "decay", "epochs", "accuracy, fresh seeds", "twice the epochs, points"]
     rows = []
     for name, found in searches.items():
@@ -185,9 +189,9 @@ def searches_table(searches: dict[str, Json]) -> str:
         fresh, twice = found["fresh"], found.get("doubled_length")
         accuracy = next(value for metric, value in fresh.items() if metric not in ("seeds", "sd"))
         rows.append([
-            f"{SEARCHED[data]}, {condition}: {network.replace('_', ' ')}", *map(axis, found["axes"], found["winner"]),
+            f"{SEARCHED[data]}, {condition}: {in_words(network)}", *map(axis, found["axes"], found["winner"]),
             f"{accuracy:.3f} ({fresh['seeds']} seeds)",
-            f"{100 * twice['change']:+.1f} ± {100 * twice['standard_error']:.1f}" if twice else "",
+            f"{100 * twice['change']:+.1f} ± {100 * twice['standard_error']:.1f}" if twice else "not tried",
         ])
     return markdown(columns, rows)
 
