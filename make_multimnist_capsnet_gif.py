@@ -123,7 +123,7 @@ def main(argv: Sequence[str]) -> None:
     config, options, given = parse(
         Config, Options, argv,
         "Train the capsule network of the MultiMNIST experiment and animate its reconstructions.",
-        ("", "A frame every 25 steps of four epochs: about 3 minutes."),
+        ("", "A frame every 25 steps of four epochs: about 100 seconds."),
         ("--n-epochs 1 --out draft.gif", "A draft of one epoch: about 30 seconds."),
         ("--n-epochs 20 --snapshot-every 150", "A longer training, and a frame every 150 steps: about 8 minutes."),
     )

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Animate the novel-viewpoint experiment: five objects turn, and two networks name them after some of the epochs.
+"""Animate the novel-viewpoint experiment: five objects rotate, and two networks classify them after some of the epochs.
 
     python make_smallnorb_novel_viewpoint_gif.py --seed 1
 
-Training is stopped ``--snapshots`` times. Each time the objects turn once through the full circle (through all
+Training is stopped ``--snapshots`` times. Each time the objects rotate once through the full circle (through all
 elevations where elevation is held out). A frame shows the answers of the capsule network and of the CNN with as many
 parameters, where the viewpoint lies, and the accuracy on held-out viewpoints up to then. The middle of the held-out
 range stays longer.
@@ -39,7 +39,7 @@ SHOWN = ("capsules", "cnn_matched")  # models whose answers are drawn
 
 
 class Sweep(NamedTuple):
-    """One turn of the five objects: F viewpoints."""
+    """One rotation of the five objects: F viewpoints."""
 
     angles: Array  # (F,) azimuths, or elevations where those are held out, in degrees
     views: Split  # J * F views, those of class 0 first
@@ -187,17 +187,17 @@ def make_scene(recorder: Recorder, states: Mapping[str, TrainState]) -> tuple[Fi
 @dataclasses.dataclass(frozen=True)
 class Options(AnimationOptions):
     out: Path = setting(Path(f"{smallnorb.EXPERIMENT}.gif"), OUTPUT, "File of the animation.", usual=True)
-    snapshots: int = setting(3, int_in(1, MAX_FRAMES), "Show a turn after each of N epochs.")
-    sweep_frames: int = setting(36, int_in(1, MAX_FRAMES), "Show N viewpoints in a turn.", usual=True)
+    snapshots: int = setting(3, int_in(1, MAX_FRAMES), "Show a rotation after each of N epochs.")
+    sweep_frames: int = setting(36, int_in(1, MAX_FRAMES), "Show N viewpoints in a rotation.", usual=True)
 
 
 @script
 def main(argv: Sequence[str]) -> None:
     config, options, _ = parse(
         Config, Options, argv,
-        "Train the models of the novel-viewpoint experiment and animate their answers to turning objects.",
-        ("", "A turn after each of three epochs of eighty, 10 degrees a frame: about 15 seconds."),
-        ("--n-epochs 4 --sweep-frames 6 --out draft.gif", "Four epochs, six frames a turn: about 3 seconds."),
+        "Train the models of the novel-viewpoint experiment and animate their answers to rotating objects.",
+        ("", "A rotation after each of three epochs of eighty, 10 degrees a frame: about 15 seconds."),
+        ("--n-epochs 4 --sweep-frames 6 --out draft.gif", "Four epochs, six frames a rotation: about 3 seconds."),
         ("--snapshots 1 --sweep-frames 72", "The trained networks alone, 5 degrees a frame: about 15 seconds."),
     )
     require_writable(options.out)

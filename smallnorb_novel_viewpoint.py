@@ -1481,13 +1481,14 @@ class Config(Viewpoints):
 
     n_epochs: int = setting(None, int_in(1, 100_000), "Train for N passes over the training set.", "80", usual=True,
         group="training")
-    cnn_epochs: int = setting(None, int_in(1, 100_000), "The same for the CNNs.", "80, or as --n-epochs")
+    cnn_epochs: int = setting(None, int_in(1, 100_000), "The same for the CNNs.", "as a given --n-epochs, else 80")
     batch_size: int = setting(32, int_in(1, 4096), "Take each step on N images.")
     lr: float = setting(None, float_in(1e-9, 10), "Learning rate of Adam.", "0.001", usual=True)
-    cnn_lr: float = setting(None, float_in(1e-9, 10), "The same for the CNNs.", "0.0005, or as --lr")
+    cnn_lr: float = setting(None, float_in(1e-9, 10), "The same for the CNNs.", "as a given --lr, else 0.0005")
     weight_decay: float = setting(None, float_in(0, 100),
         "A step shrinks the weights of conv1 and the dense layers by lr * X.", "1")
-    cnn_weight_decay: float = setting(None, float_in(0, 100), "The same for the CNNs.", "0, or as --weight-decay")
+    cnn_weight_decay: float = setting(None, float_in(0, 100), "The same for the CNNs.",
+        "as a given --weight-decay, else 0")
     em_iters: int = setting(2, int_in(1, 20), "Route in N iterations. For more than 3, also give"
         " --variance-floor 100 --beta-v-init -2.6 --lr 0.0005: else a parent ends with one child, and learning stops.",
         paper="3 is the best of its table 1", group="capsules")

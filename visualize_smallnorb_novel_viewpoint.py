@@ -389,7 +389,7 @@ main = figure_script(
     "Draw the figures of the novel-viewpoint experiment, from a checkpoint or after training its models.",
     ("", "All figures, after training the three models: about 20 seconds."),
     ("--standardize image --n-epochs 20 --lr 0.002 --cnn-lr 0.001 --weight-decay 1",
-     "The same of the reported settings, all 60 seeds: about 5 minutes."),
+     "The same of the exploratory settings, all 60 seeds: about 5 minutes."),
     ("--checkpoint run.npz", "All figures of these networks: about 15 seconds."),
     prepare=trained, of_run=OF_RUN, of_results=OF_RESULTS, n_colours=N_COLOURS,
 )

@@ -1,4 +1,4 @@
-"""A person's own pictures, each of a class: a folder, a .npz file, or files of MNIST's format of any size."""
+"""A person's own images, each of a class: a folder, a .npz file, or files of MNIST's format of any size."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ Array = np.ndarray
 Files = list[tuple[tuple[str, ...], Path]]  # each file with the names of the folders that lead to it, and its own name
 
 TEST_FRACTION = 0.2  # of each class, where there is no test set
-N_MEASURED = 200  # pictures whose size is looked at
-MAX_BYTES = 1 << 31  # of all pictures, resized, in float32
-FLAT = 64  # of 256 levels: a picture that spans fewer shows little
+N_MEASURED = 200  # images whose size is looked at
+MAX_BYTES = 1 << 31  # of all images, resized, in float32
+FLAT = 64  # of 256 levels: an image that spans fewer shows little
 ROLE = re.compile(  # of a folder, by its name
     r"(?<![a-z])(?:(?P<train>train(?:ing)?)|(?P<val>val(?:id(?:at(?:e|ion))?)?|dev)"
     r"|(?P<test>test(?:ing)?|eval(?:uation)?|hold.?out))(?:set|data|images)?(?![a-z])"
 )
 LAYOUTS = (
-    "make FOLDER/CLASS/1.jpg … of all pictures, or FOLDER/train/CLASS/1.jpg … and FOLDER/test/CLASS/2.jpg …, with a"
+    "make FOLDER/CLASS/1.jpg … of all images, or FOLDER/train/CLASS/1.jpg … and FOLDER/test/CLASS/2.jpg …, with a"
     " folder for each CLASS"
 )
 
 
 class Source(NamedTuple):
-    """Where pictures come from: files, or rows of arrays."""
+    """Where images come from: files, or rows of arrays."""
 
     parts: list[tuple[Any, Array]]  # of the training and perhaps of the test: items, and numbers of names
     names: tuple[str, ...]  # of the classes
@@ -62,10 +62,10 @@ def read_sets(
     path: Path, side: int | tuple[int, int], channels: int, rng: np.random.Generator, n_train: int | None = None
 ) -> PictureSets:
     """Training and test set of a folder or a .npz file; a test set that is not there is drawn, see ``picture_sets``.
-    ``n_train``: take so many of the training pictures, see ``fewer``.
+    ``n_train``: take so many of the training images, see ``fewer``.
 
-    ``side``: that of the images in pixels, or the least and the greatest from which the one nearest to the pictures'
-    own (the median of their longer sides) is taken. Raises UserError; a picture that cannot be read is left out, with a
+    ``side``: that of the images in pixels, or the least and the greatest from which the one nearest to the images'
+    own (the median of their longer sides) is taken. Raises UserError; an image that cannot be read is left out, with a
     warning.
     """
     path = expanded(path)
@@ -87,7 +87,7 @@ def read_sets(
 
 
 def fewer(source: Source, n_train: int, rng: np.random.Generator) -> Source:
-    """About ``n_train`` pictures of the training, of each class the same share, but at least one, or two where a part
+    """About ``n_train`` images of the training, of each class the same share, but at least one, or two where a part
     of them becomes the test set, which comes on top. The test set that is there is left as it is."""
     (items, labels), *test = source.parts
     share, least = (n_train, 1) if test else (n_train / (1 - TEST_FRACTION), 2)
@@ -98,15 +98,15 @@ def fewer(source: Source, n_train: int, rng: np.random.Generator) -> Source:
 
 
 def read_all(path: Path, source: Source, side: int, channels: int) -> tuple[list[Labelled], Levels]:
-    """Every picture is resized when it is read: memory depends on the number of pictures alone, not on their sizes.
-    Black and white are the least and the greatest number, of any colour, of all training pictures of a kind of numbers;
+    """Every image is resized when it is read: memory depends on the number of images alone, not on their sizes.
+    Black and white are the least and the greatest number, of any colour, of all training images of a kind of numbers;
     a test set that is drawn from these later is among them."""
     n = sum(len(labels) for _, labels in source.parts)
     if 4 * n * side * side * channels > MAX_BYTES:
-        raise UserError(f"{n:,} pictures of {side} x {side} pixels need more than {MAX_BYTES >> 20} MiB: take fewer"
+        raise UserError(f"{n:,} images of {side} x {side} pixels need more than {MAX_BYTES >> 20} MiB: take fewer"
                         " with --n-train, or a smaller --image-size")
     known, sets = dict[str, list[float]](), list[Labelled]()
-    faults, ends = dict[str, str](), list[str]()  # why pictures are left out, by their names
+    faults, ends = dict[str, str](), list[str]()  # why images are left out, by their names
     for items, labels in source.parts:
         names = [str(x.relative_to(path)) if isinstance(x, Path) else f"number {k}" for k, x in enumerate(items)]
         squares, images = dict[int, Square](), dict[int, Array]()
@@ -127,7 +127,7 @@ def read_all(path: Path, source: Source, side: int, channels: int) -> tuple[list
         stack = np.array(list(images.values()), np.uint8).reshape(-1, side, side, channels)
         sets.append(Labelled(stack, labels[list(images)], [names[k] for k in images]))
     if faults:
-        text = f"{len(faults):,} of {n:,} pictures of {path} cannot be read ({next(iter(faults.values()))})"
+        text = f"{len(faults):,} of {n:,} images of {path} cannot be read ({next(iter(faults.values()))})"
         text = one_line(f"{text} and are left out: {', '.join(faults)}", 440)
         if not all(len(part.labels) for part in sets):
             raise UserError(f"none is left for training or test: {text}")
@@ -136,7 +136,7 @@ def read_all(path: Path, source: Source, side: int, channels: int) -> tuple[list
     for which, part in zip(("", " for the test"), sets, strict=False):
         n_flat = int((np.ptp(part.images, axis=(1, 2, 3)) < FLAT).sum())
         if n_flat > len(part.labels) / 4:
-            print_message(f"warning: {n_flat:,} of {len(part.labels):,} pictures of {path}{which} span under a quarter"
+            print_message(f"warning: {n_flat:,} of {len(part.labels):,} images of {path}{which} span under a quarter"
                           f" of the grey levels, so that the networks see little: {remedy} --image-size, or --colour"
                           " rgb")
     return sets, known
@@ -207,7 +207,7 @@ def by_role(files: Files) -> dict[str, Files]:
 
 
 def folder_source(folder: Path, files: Files) -> Source:
-    """A folder with a sub-folder of pictures for each class, which has the class's name; or with the folders ``train``
+    """A folder with a sub-folder of images for each class, which has the class's name; or with the folders ``train``
     and ``test`` (or ``val``), each of which has such sub-folders. The classes are those of the training."""
     left_out = Counter(path.suffix.lower() or "no ending" for _, path in files if not is_picture(path))
     files = [file for file in files if is_picture(file[1])]
@@ -218,20 +218,20 @@ def folder_source(folder: Path, files: Files) -> Source:
         said.append(f"the classes are from the files' names: {one_line(', '.join(train))}")
     if found.get("val"):
         role = "train" if found.get("test") else "test"
-        said.append(f"the validation pictures are in the {'training' if role == 'train' else role} set")
+        said.append(f"the validation images are in the {'training' if role == 'train' else role} set")
         for name, paths in found.pop("val").items():
             found.setdefault(role, {}).setdefault(name, []).extend(paths)
     parts = [part for role in ("train", "test") if (part := found.get(role))]
     if len(roles) > len(parts) == 1:
-        said.append("no test picture is of these classes: a fifth of each is drawn for the test")
+        said.append("no test image is of these classes: a fifth of each is drawn for the test")
     items = [[path for paths in part.values() for path in paths] for part in parts]
     taken = {path for part in items for path in part}
     if train and (others := [names for names, path in files if path not in taken]):
         places = one_line(", ".join(dict.fromkeys("/".join(names[:-1][:2] or names) for names in others)), 100)
-        left_out[f"picture{'s' * (len(others) > 1)} of no class ({places})"] = len(others)
+        left_out[f"image{'s' * (len(others) > 1)} of no class ({places})"] = len(others)
     shown = ", ".join(f"{n:,} {what}" for what, n in left_out.most_common())
     if not train:
-        what = f"{len(files):,} pictures, but no folder for each class of a training" if files else "no pictures"
+        what = f"{len(files):,} images, but no folder for each class of a training" if files else "no images"
         raise UserError(f"{folder} has {what}{f' (left out: {shown})' * bool(shown)}: {LAYOUTS}")
     below = Counter(name for paths in train.values() for name in {path.parent.name for path in paths})
     if len(same := sorted(name for name, n in below.items() if n > 1)) > 1:
@@ -259,7 +259,7 @@ def class_name(text: object) -> str:
 
 
 def array_source(path: Path, arrays: Mapping[str, Array], keys: Sequence[str], names: Any) -> Source:
-    """``keys``: of the training's pictures and labels and, if there, those of the test: (N, H, W), (N, H, W, 1) or (N,
+    """``keys``: of the training's images and labels and, if there, those of the test: (N, H, W), (N, H, W, 1) or (N,
     H, W, 3) of any numbers; (N,), whole numbers or texts. ``names``: of the labels, in their order, if not these."""
 
     def require(holds: bool, fault: str) -> None:
@@ -278,7 +278,7 @@ def array_source(path: Path, arrays: Mapping[str, Array], keys: Sequence[str], n
         is_number = y.dtype.kind in "uifb"
         fits = ((abs(y) < 2**53) & (y == np.rint(y))).all() if is_number else y.dtype.kind in "US"
         fits = fits and y.shape in ((len(x),), (len(x), 1))
-        require(fits, f"{y_key} of the shape {y.shape} of {y.dtype}, not a whole number or text for each picture")
+        require(fits, f"{y_key} of the shape {y.shape} of {y.dtype}, not a whole number or text for each image")
         pictures.append(x)
         labels.append((y.astype(np.int64) if is_number else y).ravel())
     known = np.unique(np.concatenate(labels))
@@ -312,7 +312,7 @@ NAMES = "classes.txt"
 
 
 def idx_source(folder: Path, files: Files) -> Source:
-    """Files of MNIST's names and format below a folder, of one set, whose pictures may have any size: see
+    """Files of MNIST's names and format below a folder, of one set, whose images may have any size: see
     ``read_idx_files``. The names of the labels, a line each, may be in ``classes.txt``, in the folder or beside the
     files."""
     others = [path for _, path in files if not IDX_NAME.fullmatch(path.name)]
@@ -337,29 +337,29 @@ def identities(images: Array) -> Array:
 def picture_sets(
     parts: Sequence[Labelled], names: tuple[str, ...], levels: Levels, rng: np.random.Generator
 ) -> PictureSets:
-    """Training and test set. Without a test set ``rng`` draws a fifth of each class, at least one picture, for it;
-    copies of a picture stay on one side. Raises UserError where there are not enough pictures."""
+    """Training and test set. Without a test set ``rng`` draws a fifth of each class, at least one image, for it;
+    copies of an image stay on one side. Raises UserError where there are not enough images."""
     train, *rest = parts
     if len(names) < 2:
-        raise UserError(f"there are pictures of one class alone, {', '.join(names)}: {LAYOUTS}")
+        raise UserError(f"there are images of one class alone, {', '.join(names)}: {LAYOUTS}")
     if without := [name for k, name in enumerate(names) if k not in train.labels]:
-        raise UserError(f"there are no training pictures of the class {without[0]} that can be read: {LAYOUTS}")
+        raise UserError(f"there are no training images of the class {without[0]} that can be read: {LAYOUTS}")
     same = identities(train.images)
     if rest:
         test = rest[0]
         if len(both := np.flatnonzero(np.isin(identities(test.images), same))):
             shown = ", ".join([test.names[k] for k in both[:3]]) + " …" * (len(both) > 3)
-            print_message(f"warning: {len(both):,} of {len(test.labels):,} test pictures are in the training set too:"
+            print_message(f"warning: {len(both):,} of {len(test.labels):,} test images are in the training set too:"
                           f" {one_line(shown)}")
         return PictureSets(names, train, test, levels)
     _, first, group, counts = np.unique(same, return_index=True, return_inverse=True, return_counts=True)
     if n := int((counts - 1).sum()):
-        print_message(f"warning: {n:,} of {len(same):,} pictures are copies; all of a picture go to the same set")
+        print_message(f"warning: {n:,} of {len(same):,} images are copies; all of an image go to the same set")
     is_test = np.zeros(len(counts), bool)
     for label, name in enumerate(names):
         own = np.flatnonzero(train.labels[first] == label)
         if len(own) == 1:
-            raise UserError(f"there is one picture of the class {name}, without copies, and two are needed, or a test"
+            raise UserError(f"there is one image of the class {name}, without copies, and two are needed, or a test"
                             f" set: {LAYOUTS}")
         is_test[rng.permutation(own)[: max(1, round(TEST_FRACTION * len(own)))] if len(own) else []] = True
     train, test = (Labelled(train.images[k], train.labels[k]) for k in (~is_test[group], is_test[group]))

@@ -28,7 +28,7 @@ BYTES, WHOLE, FLOATS, NUMBERS = "8 bits", "whole numbers", "floating point", "ar
 
 @contextlib.contextmanager
 def opened(path: Path) -> Iterator[Any]:
-    """A picture file as an image of Pillow, before it is decoded, without warnings of what Pillow reads nevertheless.
+    """An image file as an image of Pillow, before it is decoded, without warnings of what Pillow reads nevertheless.
     Raises UserError, also for what fails inside."""
     try:
         with warnings.catch_warnings():
@@ -38,18 +38,18 @@ def opened(path: Path) -> Iterator[Any]:
                     raise ValueError(f"it has {image.width:,} x {image.height:,} pixels, more than {MAX_PIXELS:,}")
                 yield image
     except Exception as error:  # Pillow's decoders raise many kinds on a damaged file: SyntaxError, struct.error, ...
-        raise UserError(f"{path} is not a picture that can be read: {one_line(error)}") from error
+        raise UserError(f"{path} is not an image that can be read: {one_line(error)}") from error
 
 
 def longer_side(path: Path) -> int:
-    """Of a picture file, in pixels; 0 where it cannot be read."""
+    """Of an image file, in pixels; 0 where it cannot be read."""
     with contextlib.suppress(UserError), opened(path) as image:
         return max(image.size)
     return 0
 
 
 def open_upright(path: Path, side: int | None = None) -> Any:
-    """A picture file -> an image of Pillow, upright as its EXIF orientation says: RGBA, or F where a pixel has more
+    """An image file -> an image of Pillow, upright as its EXIF orientation says: RGBA, or F where a pixel has more
     than 8 bits. With ``side`` a JPEG may be decoded at a fraction of its size, not below twice ``side`` in either
     direction. Raises UserError where the file cannot be read."""
     with opened(path) as image:
@@ -87,13 +87,13 @@ def border_level(image: Array) -> float:
 
 
 class Square(NamedTuple):
-    pixels: Array  # (S, S, C) float32, in the numbers of the picture
+    pixels: Array  # (S, S, C) float32, in the numbers of the image
     kind: str  # of these numbers
-    extremes: tuple[float, float]  # least and greatest of the whole picture
+    extremes: tuple[float, float]  # least and greatest of the whole image
 
 
 def read_square(path: Path, side: int, channels: int) -> Square:
-    """A picture file as a square of S = ``side``, C = 1, grey, or 3: see ``squared``. Raises UserError."""
+    """An image file as a square of S = ``side``, C = 1, grey, or 3: see ``squared``. Raises UserError."""
     image = open_upright(path, side)
     bands = image.getextrema()
     if image.mode == "F":
@@ -104,7 +104,7 @@ def read_square(path: Path, side: int, channels: int) -> Square:
 
 
 def array_square(numbers: Array, side: int, channels: int) -> Square:
-    """The same of a picture (H, W, C'), C' = 1 or 3, of any numbers."""
+    """The same of an image (H, W, C'), C' = 1 or 3, of any numbers."""
     x = numbers.astype(np.float32)
     if channels < x.shape[-1]:
         x = (x @ np.array([0.299, 0.587, 0.114], np.float32))[..., None]
@@ -132,7 +132,7 @@ def in_levels(what: object, square: Square, levels: Levels) -> Array:
     """The pixels of ``what`` as uint8, 0 at the lower level of their kind and 255 at the upper one; what lies beyond
     them is cut. Raises UserError where a training with these levels had none of its kind, or far smaller numbers."""
     if square.kind not in levels:
-        raise UserError(f"{what} holds {square.kind}, and no picture of the training does: save all in one format")
+        raise UserError(f"{what} holds {square.kind}, and no image of the training does: save all in one format")
     (low, high), greatest = levels[square.kind], square.extremes[1]
     if greatest - low > 4 * (high - low):  # 0 to 255 after a training with 0 to 1
         raise UserError(f"{what} has values up to {greatest:g}, and those of the training up to {high:g}: scale both"
@@ -141,7 +141,7 @@ def in_levels(what: object, square: Square, levels: Levels) -> Array:
 
 
 def square_of_set(path: Path, side: int, channels: int, levels: Levels) -> Array:
-    """A picture file -> (S, S, C) uint8, read as the pictures of a training with these levels; after one with arrays
+    """An image file -> (S, S, C) uint8, read as the images of a training with these levels; after one with arrays
     as these if their numbers are of 8 bits, else with levels of 0 and 255. Raises UserError."""
     if levels.keys() <= {NUMBERS}:
         low, high = levels.get(NUMBERS, (0, 1))
@@ -149,12 +149,12 @@ def square_of_set(path: Path, side: int, channels: int, levels: Levels) -> Array
     return in_levels(path, read_square(path, side, channels), levels)
 
 
-# --- Single pictures --------------------------------------------------------------------------------------------------
+# --- Single images --------------------------------------------------------------------------------------------------
 
 
 def read_grey(path: Path) -> Array:
-    """A picture file -> grey levels (H, W) in [0, 1], float32. Of more than 8 bits white is the power of two that the
-    picture's greatest number needs. Raises UserError where it cannot be read."""
+    """An image file -> grey levels (H, W) in [0, 1], float32. Of more than 8 bits white is the power of two that the
+    image's greatest number needs. Raises UserError where it cannot be read."""
     image = open_upright(path)
     if image.mode != "F":
         return over_background(image, 1)[..., 0]
@@ -164,9 +164,9 @@ def read_grey(path: Path) -> Array:
 
 
 def read_strokes(path: Path, side: int, box: int) -> Array:
-    """A picture file of strokes -> (S, S) in [0, 1], float32, bright strokes on black.
+    """An image file of strokes -> (S, S) in [0, 1], float32, bright strokes on black.
 
-    A picture with a bright background is inverted. A picture of S x S or 28x28 pixels is not scaled; of any other the
+    An image with a bright background is inverted. An image of S x S or 28x28 pixels is not scaled; of any other the
     strokes are cut out, scaled to a box of ``box`` pixels and centred. Raises UserError where it cannot be read or has
     no strokes.
     """

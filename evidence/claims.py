@@ -101,10 +101,10 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         "Matrix capsules classify new toys from all viewpoints better than a CNN",
         "smallNORB: error 1.8 % against 5.2 %", "docs/conv_matrix_capsules.md", (
-            Condition("new toys, against a CNN of equal size", "conv_matrix_capsules/toys_all.json", "capsules:capsules", "cnn:cnn",
-                      "accuracy", "200:215", looks=2),
-            Condition("new toys, against the paper's CNN", "conv_matrix_capsules/toys_all.json", "capsules:capsules", "paper_cnn:cnn",
-                      "accuracy", "200:215", looks=2),
+            Condition("new toys; CNN of equal size", "conv_matrix_capsules/toys_all.json",
+                      "capsules:capsules", "cnn:cnn", "accuracy", "200:215", looks=2),
+            Condition("new toys; the paper's CNN", "conv_matrix_capsules/toys_all.json",
+                      "capsules:capsules", "paper_cnn:cnn", "accuracy", "200:215", looks=2),
         ),
     ),
     Claim(

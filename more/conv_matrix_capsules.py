@@ -113,7 +113,7 @@ class Config(Viewpoints):
     n_val_objects: int | None = setting(None, int_in(1, 4), "To choose settings, hold N of the five training objects of"
         " each class of smallnorb or toys out and test on them.", shown="test on the five test objects")
     n_epochs: int = redeclared(smallnorb.Config, "n_epochs", shown="5")
-    cnn_epochs: int = setting(None, int_in(1, 100_000), "The same for the CNN.", "10, or as --n-epochs")
+    cnn_epochs: int = setting(None, int_in(1, 100_000), "The same for the CNN.", "as a given --n-epochs, else 10")
     batch_size: int = setting(32, int_in(1, 4096), "Take each step on N images.")
     lr: float = setting(None, float_in(1e-9, 10), "Learning rate of the capsules. It falls to 0.",
         "0.015, or the preset's")
@@ -763,16 +763,16 @@ DIGIT_BOX = 20  # pixels: MNIST's digits fill a box of this side
 
 
 def predict(checkpoint: Path, pictures: Sequence[Path]) -> str:
-    """A table: for each picture the class that each model names, and the class capsules' activations. Raises UserError
+    """A table: for each image the class that each model names, and the class capsules' activations. Raises UserError
     where a file cannot be read."""
     config, states = read_checkpoint(checkpoint, EXPERIMENT, Config, make_models)
     if left := unfinished(sys.modules[__name__], checkpoint, config, states):
         print_message(f"warning: {left}")
     if config.has_views or "capsules" not in states:
-        raise UserError(f"{checkpoint} has no capsules that learned digits; your_own_images.py learns any pictures")
+        raise UserError(f"{checkpoint} has no capsules that learned digits; your_own_images.py learns any images")
     models, classes, width = make_models(config), config.classes, max(len(str(path)) for path in pictures)
     heads = " ".join(f"{name:>12}" for name in states)
-    lines = [f"{'picture':<{width}} {heads}   activations: " + " ".join(f"{name:>5}" for name in classes)]
+    lines = [f"{'image':<{width}} {heads}   activations: " + " ".join(f"{name:>5}" for name in classes)]
     for path in pictures:
         image = read_strokes(path, config.image_size, DIGIT_BOX)[None, ..., None].astype(config.dtype)
         found = {name: models[name].forward(state.params, image) for name, state in states.items()}
@@ -790,7 +790,7 @@ def main(argv: Sequence[str]) -> None:
         Config, Options, argv, "Train convolutional matrix capsules and a CNN on digits or on views of objects.",
         ("--n-train 6000 --n-epochs 2", "A short training on MNIST: about 30 seconds."),
         ("--dataset voxels", "Both models on held-out views of the write-up's objects: about 20 seconds."),
-        ("--checkpoint run.npz --predict digit.png", "The digit in a picture: about 1 second."),
+        ("--checkpoint run.npz --predict digit.png", "The digit in an image: about 1 second."),
     )
     if options.predict:
         require_alone(given, "predict", "checkpoint", "threads", "quiet")

@@ -1,10 +1,10 @@
-"""A sheet of ten of your own pictures, as the networks of your_own_images.py see them.
+"""A sheet of ten of your own images, as the networks of your_own_images.py see them.
 
     python -m more.visualize_your_own_images --data-dir FOLDER
     python -m more.visualize_your_own_images --data-dir FOLDER --checkpoint run.npz
 
-writes viz/your_own_images/pictures.png: ten test pictures and their classes and, with a checkpoint, the networks'
-answers and what the CapsNet draws of each picture from its longest capsule.
+writes viz/your_own_images/pictures.png: ten test images and their classes and, with a checkpoint, the networks'
+answers and what the CapsNet draws of each image from its longest capsule.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from support.experiment import load_checkpoint, redeclared, unfinished
 
 Array = np.ndarray
 MODELS = {"capsules": EM_CAPSULES, "cnn": CNN, "capsnet": CAPSNET._replace(colour=GREEN, marker="D")}
-N_SHOWN = 10  # pictures
+N_SHOWN = 10  # images
 MOST_LETTERS = 10
 
 
 @dataclasses.dataclass(frozen=True)
 class Config(Settings):
-    """What of a training decides which pictures its test has, and how the networks are shown them."""
+    """What of a training decides which images its test has, and how the networks are shown them."""
 
     data_dir: Path | None = redeclared(own.Config, "data_dir")
     image_size: int | None = redeclared(own.Config, "image_size")
@@ -109,7 +109,7 @@ def sheet(images: Array, labels: Array, names: Sequence[str], answers: dict[str,
 def shown_pictures(asked: Config, options: Options, given: Collection[str]) -> tuple[Any, ...]:
     """What ``sheet`` shows."""
     if asked.data_dir is None:
-        raise SettingError("data_dir", "name the folder of your pictures")
+        raise SettingError("data_dir", "name the folder of your images")
     config = own.Config(**vars(asked))
     states: dict[str, TrainState] = {}
     if options.checkpoint:
@@ -121,7 +121,7 @@ def shown_pictures(asked: Config, options: Options, given: Collection[str]) -> t
     data = own.make_data(config)
     config = own.resolved(config, data)
     if states and config.pictures != saved.pictures:
-        raise UserError(f"{config.data_dir} has not the pictures that {options.checkpoint} was trained on")
+        raise UserError(f"{config.data_dir} has not the images that {options.checkpoint} was trained on")
     order = np.argsort(data.test.labels, kind="stable")
     chosen = order[evenly_spaced_indices(len(order), N_SHOWN)]
     images, labels, models = data.test.images[chosen], data.test.labels[chosen], own.make_models(config)
@@ -140,8 +140,8 @@ def shown_pictures(asked: Config, options: Options, given: Collection[str]) -> t
 
 
 main = figure_script(
-    own.EXPERIMENT, Config, Options, "Draw a sheet of ten of your own pictures as the networks see them.",
-    ("--data-dir photographs", "Ten test pictures: about 2 seconds."),
+    own.EXPERIMENT, Config, Options, "Draw a sheet of ten of your own images as the networks see them.",
+    ("--data-dir photographs", "Ten test images: about 2 seconds."),
     ("--data-dir photographs --checkpoint run.npz", "And the networks' answers: about 3 seconds."),
     prepare=shown_pictures, of_run={"pictures": lambda shown: sheet(*shown)},
 )

@@ -1,19 +1,19 @@
-"""Your own pictures: matrix capsules, a CNN and a CapsNet with reconstructions, trained on any classes, in numpy.
+"""Your own images: matrix capsules, a CNN and a CapsNet with reconstructions, trained on any classes, in numpy.
 
-Three networks of this project learn the classes of a folder of pictures and then name those of other pictures:
+Three networks of this project learn the classes of a folder of images and then classify others:
 
     capsules   convolutional matrix capsules with EM routing, as in conv_matrix_capsules.py
                G. Hinton, S. Sabour, N. Frosst, "Matrix capsules with EM routing", ICLR 2018
     cnn        a CNN on the same grids, with as many parameters
-    capsnet    a capsule network with dynamic routing, which draws each picture again from one capsule, as in
+    capsnet    a capsule network with dynamic routing, which draws each image again from one capsule, as in
                multimnist_capsnet.py
                S. Sabour, N. Frosst, G. Hinton, "Dynamic routing between capsules", NIPS 2017
 
-    pictures (B, S, S, C)   resized, in the middle of a square; C = 1, grey, or 3; S from 20 to 64 pixels
+    images (B, S, S, C)   resized, in the middle of a square; C = 1, grey, or 3; S from 20 to 64 pixels
     answers  (B, J)         activations of the class capsules, probabilities of the CNN, lengths of the digit capsules
 
 The folder has a sub-folder for each class (docs/your_own_images.md). The darkest and the brightest level of the
-training pictures become 0 and 1, for the test and for --predict too. Without a test set a fifth of each class is drawn.
+training images become 0 and 1, for the test and for --predict too. Without a test set a fifth of each class is drawn.
 
 Run it (three networks, seed 0; then ask the trained networks):
 
@@ -59,15 +59,15 @@ from support.experiment import PredictOptions, require_alone, require_writable, 
 from support.tables import class_accuracies, confusion_lines, confusion_matrix, describe_classes
 
 # Dimension letters
-#   B  pictures of a batch   N  pictures of a set   S  rows, and columns, of a picture   C  channels   J  classes
+#   B  images of a batch   N  images of a set   S  rows, and columns, of an image   C  channels   J  classes
 
 Array = np.ndarray
 Params = dict[str, Array]
 
 EXPERIMENT = "your_own_images"
 MODEL_NAMES = ("capsules", "cnn", "capsnet")
-SIDES = (20, 32)  # by default, in pixels; the nearest to the pictures' own size is taken
-MOST_SHOWN = 60_000  # pictures that a network sees by default: 30 epochs of 2,000, one epoch of 60,000
+SIDES = (20, 32)  # by default, in pixels; the nearest to the images' own size is taken
+MOST_SHOWN = 60_000  # images that a network sees by default: 30 epochs of 2,000, one epoch of 60,000
 BATCH_SIZE = 32
 LEARNING_RATES = {"capsules": 0.015, "cnn": 3e-3, "capsnet": 2e-3}
 MARGIN_EPOCHS = 10  # in which the margin of the capsules' loss rises, where the learning rate is constant
@@ -78,24 +78,24 @@ MARGIN_EPOCHS = 10  # in which the margin of the capsules' loss rises, where the
 
 @dataclasses.dataclass(frozen=True)
 class Config(Settings):
-    data_dir: Path | None = setting(None, FOLDER, "Folder of the pictures, with a sub-folder for each class; or a .npz"
-        " file of x_train, y_train and perhaps x_test, y_test.", usual=True, free=True, group="pictures")
-    image_size: int | None = setting(None, int_in(20, 64), "Resize the pictures to N x N pixels.", usual=True,
+    data_dir: Path | None = setting(None, FOLDER, "Folder of the images, with a sub-folder for each class; or a .npz"
+        " file of x_train, y_train and perhaps x_test, y_test.", usual=True, free=True, group="images")
+    image_size: int | None = setting(None, int_in(20, 64), "Resize the images to N x N pixels.", usual=True,
         shown="their own size, but at least {} and at most {}".format(*SIDES))
-    colour: str = setting("grey", ("grey", "rgb"), "Show the pictures to the networks in grey or in colour.",
+    colour: str = setting("grey", ("grey", "rgb"), "Show the images to the networks in grey or in colour.",
         usual=True)
-    n_train: int | None = setting(None, int_in(1, 10**9), "Train on about N of the training pictures, of each class the"
+    n_train: int | None = setting(None, int_in(1, 10**9), "Train on about N of the training images, of each class the"
         " same share.", shown="all of them")
     seed: int = setting(0, int_in(0, 2**32 - 1), "Seed of the test set that is drawn, the initial weights and the order"
-        " of the pictures.", usual=True, group="training")
-    n_epochs: int | None = setting(None, int_in(1, 100_000), "Train for N passes over the training pictures.",
-        usual=True, shown=f"30, but fewer of more than {MOST_SHOWN // 30:,} pictures")
+        " of the images.", usual=True, group="training")
+    n_epochs: int | None = setting(None, int_in(1, 100_000), "Train for N passes over the training images.",
+        usual=True, shown=f"30, but fewer of more than {MOST_SHOWN // 30:,} images")
     lr_schedule: str = setting("linear", ("linear", "constant"), "Course of the learning rate: it falls to 0, or it"
         " stays, and a training can be continued with more epochs.")
     plain: bool = setting(False, bool, "Compute by the plain forms of the networks, not by their fast twins.")
-    class_names: tuple[str, ...] = ()  # these three are from the pictures
+    class_names: tuple[str, ...] = ()  # these three are from the images
     grey_levels: Levels = dataclasses.field(default_factory=dict)  # which became black and white, by kind of numbers
-    pictures: str = ""  # a checksum of the training pictures
+    pictures: str = ""  # a checksum of the training images
 
     dtype = "float32"
 
@@ -122,14 +122,14 @@ class Options(PredictOptions):
 
 
 def make_data(config: Config) -> PictureSets:
-    """Raises UserError where there are no pictures of two classes."""
+    """Raises UserError where there are no images of two classes."""
     assert config.data_dir
     rng = generator(config.seed, Stream.DATA)
     return read_sets(config.data_dir, config.image_size or SIDES, config.channels, rng, config.n_train)
 
 
 def resolved(config: Config, data: PictureSets) -> Config:
-    """``config`` with what the pictures decide."""
+    """``config`` with what the images decide."""
     n, side = data.train.images.shape[:2]
     return dataclasses.replace(
         config, image_size=side, n_epochs=config.n_epochs or max(1, min(30, round(MOST_SHOWN / n))),
@@ -161,11 +161,11 @@ class Network(NamedTuple):
     init_params: Callable[..., Params]  # rng
     loss_and_grads: Callable[[float, Params, Examples, int], tuple[dict[str, float], Params]]  # progress; n of a batch
     answers: Callable[[Params, Array], Array]  # images -> (B, J): the greatest names the class
-    part_size: int  # pictures on which one thread works at a time
+    part_size: int  # images on which one thread works at a time
 
 
 def sized(settings: Any, config: Config, **more: Any) -> Any:
-    """The settings of another script's networks, for these pictures."""
+    """The settings of another script's networks, for these images."""
     own = {"image_size": config.image_size, "in_channels": config.channels, "n_classes": len(config.class_names)}
     return settings(plain=config.plain, **own, **more)
 
@@ -259,7 +259,7 @@ LONG = Cost(600, 2 << 30)  # what more than that takes is told before
 
 
 def cost(model: Network, config: Config, data: PictureSets, n_steps: int, threads: int) -> Cost:
-    """What a training takes, about: from a step on one picture and one on three, since both grow by the picture."""
+    """What a training takes, about: from a step on one image and one on three, since both grow by the image."""
     state, taken = TrainState(model.name, model.init_params(np.random.default_rng(0))), list[Cost]()
     update = multimnist.adamw_step if config.plain else optimizers.adamw_step
     for n in (1, 1, 3):  # the first has to make what the others find
@@ -294,11 +294,11 @@ def tell_cost(name: str, expected: Cost) -> None:
 
 
 def run(config: Config, options: Any = NO_OPTIONS, **more: Any) -> tuple[dict[str, Any], Mapping[str, Any]]:
-    """Data, trainings, result: accuracies are fractions, "confusion" counts test pictures by model, true class and
+    """Data, trainings, result: accuracies are fractions, "confusion" counts test images by model, true class and
     answer. ``more`` as in ``Session``."""
     data = make_data(config)
     config = resolved(config, data)
-    require_own_outputs(EXPERIMENT, config, options)  # of these pictures, too
+    require_own_outputs(EXPERIMENT, config, options)  # of these images, too
     counts = [np.bincount(part.labels, minlength=len(data.classes)).tolist() for part in (data.train, data.test)]
     by_class = dict(zip(data.classes, zip(*counts, strict=True), strict=True))
     if not options.quiet:
@@ -318,7 +318,7 @@ def run(config: Config, options: Any = NO_OPTIONS, **more: Any) -> tuple[dict[st
 
 
 def format_result(result: dict[str, Any]) -> str:
-    """The pictures, the table of accuracies, and for each network the answers by class."""
+    """The images, the table of accuracies, and for each network the answers by class."""
     config = result["config"]
     text = describe_classes(result["classes"], config["image_size"], config["colour"])
     levels = "; ".join(f"{low:g} to {high:g}" for low, high in config["grey_levels"].values())
@@ -352,13 +352,13 @@ class Answers(NamedTuple):
 
 
 def predict(checkpoint: Path, names: Sequence[Path], threads: int = 1, quiet: bool = False) -> Answers:
-    """The answers of each network of a checkpoint to each picture that can be read."""
+    """The answers of each network of a checkpoint to each image that can be read."""
     config, states = read_checkpoint(checkpoint, EXPERIMENT, Config, make_models)
     if left := unfinished(sys.modules[__name__], checkpoint, config, states):
         print_message(f"warning: {left}")
     assert config.image_size
     models, squares, unreadable = make_models(config), dict[Path, Array](), list[str]()
-    for path in with_progress(list(dict.fromkeys(named_files(names))), "picture", quiet):
+    for path in with_progress(list(dict.fromkeys(named_files(names))), "image", quiet):
         try:
             squares[path] = square_of_set(path, config.image_size, config.channels, config.grey_levels)
         except OSError as error:
@@ -370,10 +370,10 @@ def predict(checkpoint: Path, names: Sequence[Path], threads: int = 1, quiet: bo
 
 
 def format_answers(answers: Answers) -> str:
-    """A line for each picture: the class that each network names, and its activation, probability or length."""
+    """A line for each image: the class that each network names, and its activation, probability or length."""
     classes, names = answers.classes, list(answers.by_model)
     width, column = max(map(len, map(str, answers.paths)), default=7), max(map(len, classes)) + 6
-    lines = [f"{'picture':<{width}}  " + "  ".join(f"{name:<{column}}" for name in names).rstrip()]
+    lines = [f"{'image':<{width}}  " + "  ".join(f"{name:<{column}}" for name in names).rstrip()]
     for n, path in enumerate(answers.paths):
         cells = [f"{classes[a[n].argmax()]} {a[n].max():.3f}" for a in answers.by_model.values()]
         lines.append(f"{path!s:<{width}}  " + "  ".join(f"{cell:<{column}}" for cell in cells).rstrip())
@@ -384,7 +384,7 @@ HEAD = ("file", "model", "class")
 
 
 def write_answers(path: Path, answers: Answers) -> None:
-    """A row for each picture and network: file, model, class, and the answer for each class. Raises UserError."""
+    """A row for each image and network: file, model, class, and the answer for each class. Raises UserError."""
     rows = [
         [str(file), name, answers.classes[a[n].argmax()], *a[n].astype(float).round(6).tolist()]
         for n, file in enumerate(answers.paths) for name, a in answers.by_model.items()
@@ -406,11 +406,11 @@ def write_answers(path: Path, answers: Answers) -> None:
 def main(argv: Sequence[str]) -> None:
     config, options, given = parse(
         Config, Options, argv,
-        "Train two capsule networks and a CNN on your own pictures, and name the classes of others.",
-        ("--data-dir photographs --checkpoint run.npz", "300 pictures of three classes: about 1 minute."),
+        "Train two capsule networks and a CNN on your own images, and classify others.",
+        ("--data-dir photographs --checkpoint run.npz", "300 images of three classes: about 1 minute."),
         ("--data-dir photographs --colour rgb --models capsules", "In colour, one network: about 40 seconds."),
         ("--checkpoint run.npz --predict new/ 'more/*.jpg' --out answers.csv",
-         "Name the classes of other pictures: about 1 second."),
+         "Classify other images: about 1 second."),
     )
     if options.out and not options.predict:
         raise SettingError("out", "needs --predict")
@@ -426,10 +426,10 @@ def main(argv: Sequence[str]) -> None:
             print(format_answers(answers))
         if n := len(answers.unreadable):
             why = one_line("; ".join(answers.unreadable), 2000)
-            raise UserError(f"{n:,} picture{'s' * (n > 1)} cannot be read: {why}")
+            raise UserError(f"{n:,} image{'s' * (n > 1)} cannot be read: {why}")
         return
     if config.data_dir is None:
-        raise SettingError("data_dir", "name the folder of your pictures")
+        raise SettingError("data_dir", "name the folder of your images")
     require_own_outputs(EXPERIMENT, config, options)
     result, states = run(config, options, names=options.models)
     report(result, format_result(result), options, states)

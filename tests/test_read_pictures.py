@@ -1,4 +1,4 @@
-"""A person's own pictures: how they are read, and what is said of those that cannot be."""
+"""A person's own images: how they are read, and what is said of those that cannot be."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from support import results
 
 
 def write_deep(root: Path, ending: str, convert: Callable[[Array], Array], n: int = 4) -> Path:
-    """Grey pictures of two classes, whose levels of 0 to 255 ``convert`` makes others of."""
+    """Grey images of two classes, whose levels of 0 to 255 ``convert`` makes others of."""
     rng = np.random.default_rng(0)
     for label in range(2):
         (root / f"class {label}").mkdir(parents=True)
@@ -50,7 +50,7 @@ def fault_of(path: Path) -> str:
 
 
 def everything(sets: PictureSets) -> Array:
-    """All pictures, sorted, whichever set they are in."""
+    """All images, sorted, whichever set they are in."""
     images = np.concatenate([sets.train.images, sets.test.images])
     return images[np.lexsort(images.reshape(len(images), -1).T)]
 
@@ -70,7 +70,7 @@ def write_idx(root: Path, labels: Sequence[int], side: int = 28) -> Path:
     return root
 
 
-# --- One picture ------------------------------------------------------------------------------------------------------
+# --- One image ------------------------------------------------------------------------------------------------------
 
 
 def read_square(path: Path, side: int, channels: int) -> Array:
@@ -147,7 +147,7 @@ def test_a_picture_of_too_many_pixels_is_refused_before_it_is_decoded(
     Image.new("L", (11, 10)).save(tmp_path / "huge.png")
     monkeypatch.setattr(f"data.pictures.{where.removeprefix('pictures.')}", 50)
     monkeypatch.setattr(Image.Image, "load", lambda _: pytest.fail("was decoded"))
-    with pytest.raises(OSError, match=rf"huge\.png is not a picture that can be read: .*{says} pixels"):
+    with pytest.raises(OSError, match=rf"huge\.png is not an image that can be read: .*{says} pixels"):
         pictures.read_grey(tmp_path / "huge.png")
 
 
@@ -227,7 +227,7 @@ def test_what_takes_long_is_counted_on_a_terminal(monkeypatch: Patch, capsys: Ca
 
 
 def test_a_set_that_shows_little_is_a_warning(tmp_path: Path, capsys: Capture) -> None:
-    """Pictures of 0 to 2,040, and a pixel of the camera that is always bright."""
+    """Images of 0 to 2,040, and a pixel of the camera that is always bright."""
     root = write_deep(tmp_path / "dim", ".png", lambda x: np.rint(8 * x).astype(np.uint16))
     sets_of(root)
     assert capsys.readouterr().err == ""
@@ -235,7 +235,7 @@ def test_a_set_that_shows_little_is_a_warning(tmp_path: Path, capsys: Capture) -
     spoilt[3, 3] = 8_200
     Image.fromarray(spoilt).save(root / "class 1" / "3.png")
     sets_of(root)
-    said = f"warning: 7 of 8 pictures of {root} span under a quarter of the grey levels"
+    said = f"warning: 7 of 8 images of {root} span under a quarter of the grey levels"
     assert said in (error := capsys.readouterr().err)
     assert "look at the darkest and the brightest (class 0/0.png, class 1/3.png)" in error
 
@@ -244,15 +244,15 @@ def test_a_test_set_that_shows_little_is_a_warning(tmp_path: Path, capsys: Captu
     write_deep(tmp_path / "both" / "train", ".png", lambda x: np.rint(16 * x).astype(np.uint16))
     write_deep(tmp_path / "both" / "test", ".png", lambda x: x.astype(np.uint16))
     sets_of(tmp_path / "both")
-    said = f"warning: 8 of 8 pictures of {tmp_path / 'both'} for the test span under a quarter of the grey levels"
+    said = f"warning: 8 of 8 images of {tmp_path / 'both'} for the test span under a quarter of the grey levels"
     assert said in (error := capsys.readouterr().err)
     assert "scale all alike" in error
     train, test = (sorted((tmp_path / "both" / part).rglob("*.png")) for part in ("train", "test"))
-    for n, warned in ((5, True), (6, False)):  # of pictures that show much: more than a quarter do not, or a quarter
+    for n, warned in ((5, True), (6, False)):  # of images that show much: more than a quarter do not, or a quarter
         for good, dim in zip(train[:n], test, strict=False):
             dim.write_bytes(good.read_bytes())
         sets_of(tmp_path / "both")
-        assert ("3 of 8 pictures" in (error := capsys.readouterr().err)) == warned
+        assert ("3 of 8 images" in (error := capsys.readouterr().err)) == warned
         assert ("under a quarter" in error) == warned
 
 
@@ -262,7 +262,7 @@ def test_a_test_picture_far_beyond_those_of_the_training_is_left_out(tmp_path: P
     bright = tmp_path / "set" / "test" / "class 1" / "3.png"
     Image.fromarray(np.full((20, 20), 60_000, np.uint16)).save(bright)
     assert len(sets_of(tmp_path / "set").test.labels) == 7
-    said = "1 of 16 pictures", "test/class 1/3.png has values up to 60000, and those of the training up to 2040: scale"
+    said = "1 of 16 images", "test/class 1/3.png has values up to 60000, and those of the training up to 2040: scale"
     error = capsys.readouterr().err
     assert all(text in error for text in said)
 
@@ -273,7 +273,7 @@ def test_pixels_that_are_no_numbers_are_left_out(value: float, tmp_path: Path, c
     hole = np.where(np.arange(400).reshape(20, 20) == 5, value, 0.5)
     Image.fromarray(hole.astype(np.float32)).save(root / "class 0" / "hole.tif")
     sets_of(root)
-    assert "1 of 9 pictures" in (said := capsys.readouterr().err)
+    assert "1 of 9 images" in (said := capsys.readouterr().err)
     assert "hole.tif" in said
 
 
@@ -281,8 +281,8 @@ def test_numbers_of_a_kind_or_a_range_that_no_training_had(tmp_path: Path) -> No
     Image.fromarray(np.full((20, 20), 51, np.uint8)).save(tmp_path / "bytes.png")
     Image.fromarray(np.full((20, 20), 4080, np.uint16)).save(tmp_path / "deep.png")
     for name, levels, says in (
-        ("bytes.png", {"floating point": (0, 1)}, "holds 8 bits, and no picture of the training does"),
-        ("deep.png", {"floating point": (0, 1)}, "holds whole numbers, and no picture of the training does"),
+        ("bytes.png", {"floating point": (0, 1)}, "holds 8 bits, and no image of the training does"),
+        ("deep.png", {"floating point": (0, 1)}, "holds whole numbers, and no image of the training does"),
         (
             "deep.png",
             {"whole numbers": (0, 1000)},
@@ -311,7 +311,7 @@ def test_sub_folders_are_classes_and_a_fifth_of_each_is_the_test_set(folder: Pat
     for part in (sets.train, sets.test):
         bright = part.images[..., 0][:, :, [3, 10, 17]].mean(axis=1)
         np.testing.assert_array_equal(bright.argmax(axis=1), part.labels)
-    assert len(np.unique(everything(sets), axis=0)) == 24  # no picture is in both
+    assert len(np.unique(everything(sets), axis=0)) == 24  # no image is in both
     again, other = sets_of(folder), sets_of(folder, seed=1)
     np.testing.assert_array_equal(sets.test.images, again.test.images)
     assert (sets.test.images != other.test.images).any()
@@ -351,7 +351,7 @@ def test_what_is_left_out_is_counted_by_its_endings(folder: Path, capsys: Captur
         (folder / CLASSES[0] / name).write_bytes(b"x")
     (folder / "loose.png").write_bytes(b"x")
     assert sets_of(folder).classes == tuple(sorted(CLASSES))
-    shown = "2 .heic, 1 no ending, 1 .txt, 1 picture of no class (loose.png)"
+    shown = "2 .heic, 1 no ending, 1 .txt, 1 image of no class (loose.png)"
     assert capsys.readouterr().err == f"{folder}: left out: {shown}\n"
 
 
@@ -364,13 +364,13 @@ def test_unreadable_pictures_are_named_counted_and_left_out(folder: Path, capsys
     sets = sets_of(folder)
     assert len(sets.train.labels) + len(sets.test.labels) == 24
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("warning: 3 of 27 pictures")
+    assert line.startswith("warning: 3 of 27 images")
     for name in ("(image file is truncated", "left out: ", "cut.png", "empty.jpg", "page.jpeg"):
         assert name in line
     for path in folder.rglob("*.png"):
         path.write_bytes(whole[:30])
     text = fault_of(folder)
-    assert "27 of 27 pictures" in text
+    assert "27 of 27 images" in text
     assert "bild 0ß.png, " in text
 
 
@@ -383,8 +383,8 @@ def test_copies_stay_on_one_side(tmp_path: Path, capsys: Capture) -> None:
         sets = sets_of(root, seed=seed)
         train, test = (set(map(bytes, part.images)) for part in (sets.train, sets.test))
         assert not train & test
-        assert np.bincount(sets.test.labels).tolist() == [8, 8, 8]  # all four of two pictures
-        assert "90 of 120 pictures are copies" in capsys.readouterr().err
+        assert np.bincount(sets.test.labels).tolist() == [8, 8, 8]  # all four of two images
+        assert "90 of 120 images are copies" in capsys.readouterr().err
 
 
 def test_pictures_of_the_training_in_the_test_are_counted(tmp_path: Path, capsys: Capture) -> None:
@@ -399,7 +399,7 @@ def test_pictures_of_the_training_in_the_test_are_counted(tmp_path: Path, capsys
             )
     sets_of(tmp_path / "set")
     names = ", ".join(f"test/{name}.png" for name in ("dark left/0", "dark left/1", "heller/0"))
-    said = f"warning: 4 of 19 test pictures are in the training set too: {names} …\n"
+    said = f"warning: 4 of 19 test images are in the training set too: {names} …\n"
     assert capsys.readouterr().err == said
 
 
@@ -407,7 +407,7 @@ def test_pictures_of_the_training_in_the_test_are_counted(tmp_path: Path, capsys
 
 
 def write_tree(root: Path, tree: Mapping[str, Sequence[str]]) -> Path:
-    """Four pictures of each name in each folder: in a folder of the name, or files where it is a pattern."""
+    """Four images of each name in each folder: in a folder of the name, or files where it is a pattern."""
     for seed, (place, names) in enumerate(tree.items()):
         rng = np.random.default_rng(seed)
         for (label, name), k in itertools.product(enumerate(names), range(4)):
@@ -418,8 +418,8 @@ def write_tree(root: Path, tree: Mapping[str, Sequence[str]]) -> Path:
 
 
 PAIR, IN_NAMES = ("cat", "dog"), ("cat.{}.png", "dog.{}.png")
-AS_TEST, AS_TRAINING = (f"the validation pictures are in the {part} set" for part in ("test", "training"))
-NO_TEST = "no test picture is of these classes: a fifth of each is drawn for the test"
+AS_TEST, AS_TRAINING = (f"the validation images are in the {part} set" for part in ("test", "training"))
+NO_TEST = "no test image is of these classes: a fifth of each is drawn for the test"
 LAYOUTS: list[tuple[Mapping[str, Sequence[str]], Sequence[str], tuple[int, int], str]] = [
     *((dict.fromkeys(parts.split(), PAIR), PAIR, (8 * (1 + (said == AS_TRAINING)), 8), said) for parts, said in (
         ("train test", ""), ("Training Testing", ""), ("TRAIN val", AS_TEST), ("train Validation", AS_TEST),
@@ -430,7 +430,7 @@ LAYOUTS: list[tuple[Mapping[str, Sequence[str]], Sequence[str], tuple[int, int],
     )),
     ({"test": PAIR, ".": PAIR}, PAIR, (8, 8), ""),
     ({"val": PAIR, ".": PAIR}, PAIR, (8, 8), AS_TEST),
-    ({"test": PAIR, "val": ["{}.png"], ".": PAIR}, PAIR, (8, 8), "4 pictures of no class (val)"),
+    ({"test": PAIR, "val": ["{}.png"], ".": PAIR}, PAIR, (8, 8), "4 images of no class (val)"),
     ({"archive/pets": PAIR}, PAIR, (6, 2), ""),
     ({".": ("bus", "car", "train")}, ("bus", "car", "train"), (9, 3), ""),
     ({".": ("cars", "tests", "trains")}, ("cars", "tests", "trains"), (9, 3), ""),
@@ -440,16 +440,16 @@ LAYOUTS: list[tuple[Mapping[str, Sequence[str]], Sequence[str], tuple[int, int],
     ({"trn": PAIR, "tst": PAIR}, ("trn", "tst"), (12, 4), "warning: several classes have folders cat and dog"),
     *(({f"{place}/train": PAIR, f"{place}/test": PAIR, "docs": ["fig.{}.png"]}, PAIR, (8, 8), "no class (docs)")
       for place in ("a", "a/b")),
-    *(({"train": PAIR, part: (*PAIR, "bird")}, PAIR, (8, 8), f"left out: 4 pictures of no class ({part}/bird)")
+    *(({"train": PAIR, part: (*PAIR, "bird")}, PAIR, (8, 8), f"left out: 4 images of no class ({part}/bird)")
       for part in ("test", "val")),
     *(({"train": PAIR, part: ["val_.{}.png"]}, PAIR, (6, 2), said) for part, said in (
-        ("test/images", NO_TEST), ("val/images", NO_TEST), ("val", "4 pictures of no class (val)"))),
+        ("test/images", NO_TEST), ("val/images", NO_TEST), ("val", "4 images of no class (val)"))),
     *(({"train": [f"{name}{end}" for name in PAIR]}, PAIR, (6, 2), "the classes are from the files' names: cat, dog")
       for end in (".{}.png", "_{:03}.png", "{}.png", " ({}).png")),
-    *(({place: IN_NAMES, test: ["{}.png"]}, PAIR, (6, 2), f"4 pictures of no class ({test})")
+    *(({place: IN_NAMES, test: ["{}.png"]}, PAIR, (6, 2), f"4 images of no class ({test})")
       for place, test in (("train", "test1"), ("train/train", "test1"), ("train/train", "test/test"))),
-    ({"train": PAIR, "contest": PAIR}, PAIR, (6, 2), "left out: 8 pictures of no class (contest/cat, contest/dog)"),
-    ({"train": IN_NAMES, "test1": ["{}.png"], "test2": IN_NAMES}, PAIR, (8, 8), "4 pictures of no class (test1)"),
+    ({"train": PAIR, "contest": PAIR}, PAIR, (6, 2), "left out: 8 images of no class (contest/cat, contest/dog)"),
+    ({"train": IN_NAMES, "test1": ["{}.png"], "test2": IN_NAMES}, PAIR, (8, 8), "4 images of no class (test1)"),
 ]
 
 
@@ -495,19 +495,19 @@ def test_too_few_classes_or_pictures_are_one_line(tmp_path: Path) -> None:
     alike = [f"photographs of the left hand of {name}, taken in the winter of that year" for name in ("Al", "Bo")]
     assert "would be one class: rename it" in fault_of(write_folder(tmp_path / "alike", alike))
     text = fault_of(write_folder(tmp_path / "single", n=1))
-    assert "one picture of the class dark left, without copies, and two are needed" in text
+    assert "one image of the class dark left, without copies, and two are needed" in text
     assert "make FOLDER/CLASS/1.jpg" in text
     write_folder(tmp_path / "last", ["a"])
-    assert "one picture of the class b, " in fault_of(write_folder(tmp_path / "last", ["b"], n=1, seed=1))
+    assert "one image of the class b, " in fault_of(write_folder(tmp_path / "last", ["b"], n=1, seed=1))
     assert len(sets_of(write_folder(tmp_path / "pairs", n=2)).test.labels) == 3
     (tmp_path / "nothing").mkdir()
-    assert "has no pictures: make FOLDER/CLASS" in fault_of(tmp_path / "nothing")
+    assert "has no images: make FOLDER/CLASS" in fault_of(tmp_path / "nothing")
     flat = shutil.copytree(tmp_path / "one" / "cat", tmp_path / "flat")
-    assert "8 pictures, but no folder for each class" in fault_of(Path(flat))
+    assert "8 images, but no folder for each class" in fault_of(Path(flat))
     phone = tmp_path / "phone" / "cat"
     phone.mkdir(parents=True)
     (phone / "IMG_1.heic").write_bytes(b"x")
-    assert "has no pictures (left out: 1 .heic)" in fault_of(tmp_path / "phone")
+    assert "has no images (left out: 1 .heic)" in fault_of(tmp_path / "phone")
     for path in (tmp_path / "nowhere", Path("a" * 260)):
         assert "is not a folder, nor a .npz file that can be read: it is missing, damaged, or" in fault_of(path)
 
@@ -610,15 +610,15 @@ def test_npz_labels_and_their_names(tmp_path: Path, capsys: Capture) -> None:
         ({"x_train": np.full((9, 20, 20), -1e300)}, "finite numbers"),
         ({"x_train": np.full((9, 20, 20), "a")}, "finite numbers"),
         ({"y_train": np.array(["a", "b", "c"] * 3, object)}, "save numbers, or texts with .astype(str)"),
-        ({"y_train": np.zeros((9, 3), int)}, "not a whole number or text for each picture"),
-        ({"y_train": np.arange(8)}, "not a whole number or text for each picture"),
-        ({"y_train": np.linspace(0, 1, 9)}, "not a whole number or text for each picture"),
-        ({"y_train": np.full(9, np.nan)}, "not a whole number or text for each picture"),
+        ({"y_train": np.zeros((9, 3), int)}, "not a whole number or text for each image"),
+        ({"y_train": np.arange(8)}, "not a whole number or text for each image"),
+        ({"y_train": np.linspace(0, 1, 9)}, "not a whole number or text for each image"),
+        ({"y_train": np.full(9, np.nan)}, "not a whole number or text for each image"),
         ({"y_train": np.zeros(9, int)}, "one class alone"),
-        ({"y_train": np.array([0.0, 1.0, np.inf] * 3)}, "not a whole number or text for each picture"),
+        ({"y_train": np.array([0.0, 1.0, np.inf] * 3)}, "not a whole number or text for each image"),
         ({"classes": np.array(["a", "b"])}, "2 different names of classes, but 3"),
         ({"classes": np.array(["a", "b", "a"])}, "2 different names of classes, but 3"),
-        ({"x_test": np.zeros((1, 20, 20), np.uint8), "y_test": np.array([7])}, "no training pictures of the class 7"),
+        ({"x_test": np.zeros((1, 20, 20), np.uint8), "y_test": np.array([7])}, "no training images of the class 7"),
     ],
 )
 def test_a_wrong_npz_is_one_line(changes: dict[str, Any], words: str, tmp_path: Path) -> None:

@@ -109,13 +109,13 @@ UNFIT = {  # flags of each script, and what is said of them
         ("--figure x.png --out-dir d", "--out-dir: not together with --figure"),
     ],
     "your_own_images": [
-        ("", "--data-dir: name the folder of your pictures"),
+        ("", "--data-dir: name the folder of your images"),
         ("--data-dir x --out a.csv", "--out: needs --predict"),
         ("--predict a.png", "--predict: needs --checkpoint FILE"),
         ("--predict a.png --checkpoint c --out-json a", "--out-json: --predict neither trains nor tests"),
         ("--predict a.png --checkpoint c --resume", "--resume: --predict neither trains nor tests"),
     ],
-    "visualize_your_own_images": [("", "--data-dir: name the folder of your pictures")],
+    "visualize_your_own_images": [("", "--data-dir: name the folder of your images")],
     "report": [("--check --claims", "--claims: --check writes nothing")],
 }
 

@@ -219,7 +219,7 @@ def test_epochs_follow_from_the_number_of_pictures(trained: Trained) -> None:
 def test_time_and_memory_are_told_before_a_training_that_takes_much(
     trained: Trained, monkeypatch: Patch, capsys: Capture
 ) -> None:
-    """By a network that takes 2 seconds and 3 for each picture, and as many MiB."""
+    """By a network that takes 2 seconds and 3 for each image, and as many MiB."""
     clock, size, mib = [0.0], 4 * 1000, 1 << 20
 
     def loss_and_grads(progress: float, params: m.Params, part: m.Examples, n: int) -> Any:
@@ -233,7 +233,7 @@ def test_time_and_memory_are_told_before_a_training_that_takes_much(
     monkeypatch.setattr(m.time, "monotonic", lambda: clock[0])
     monkeypatch.setattr(m.optimizers, "adamw_step", update)
     model = m.Network("cnn", lambda rng: {"w": np.ones(1000, np.float32)}, loss_and_grads, lambda p, x: x, part_size=8)
-    data = m.make_data(m.Config(data_dir=trained[0], image_size=20))  # 48 and 12 pictures, two steps an epoch
+    data = m.make_data(m.Config(data_dir=trained[0], image_size=20))  # 48 and 12 images, two steps an epoch
     for threads, at_once in ((1, 1), (2, 2), (9, 4)):  # a batch of 32 is four parts
         seconds, memory = m.cost(model, SMALL, data, 6, threads)
         assert seconds == pytest.approx(6 * ((4 * 2 + 32 * 3) / at_once + 7) + 3 * 12 / threads * 3 / 3)
@@ -267,10 +267,10 @@ def test_prediction_takes_folders_and_patterns_and_reads_as_the_training_did(tra
     names = [folder / CLASSES[0], folder / "h*" / "bild 1*.png", folder / CLASSES[2] / "bild 0ß.png"]
     assert m.main([f"--checkpoint={checkpoint}", "--predict", *map(str, names)]) == 0
     head, *lines = capsys.readouterr().out.splitlines()
-    assert head.split() == ["picture", *m.MODEL_NAMES]
+    assert head.split() == ["image", *m.MODEL_NAMES]
     assert len(lines) == 20 + 11 + 1
     assert len(m.predict(checkpoint, [folder / "h*"]).paths) == 20  # a pattern of folders
-    answers = m.predict(checkpoint, [folder, folder / CLASSES[0]])  # each picture once
+    answers = m.predict(checkpoint, [folder, folder / CLASSES[0]])  # each image once
     assert len(answers.paths) == 60
     config, states = load_checkpoint(m, checkpoint)
     data = m.make_data(dataclasses.replace(config, data_dir=folder))
@@ -297,7 +297,7 @@ def test_a_broken_picture_is_named_and_the_others_are_answered(
     assert m.main(argv) == 1
     printed, error = capsys.readouterr()
     assert len(printed.splitlines()) == 21
-    assert error.startswith("error: 2 pictures cannot be read: ")
+    assert error.startswith("error: 2 images cannot be read: ")
     assert "cut.png" in error
     assert "no*.png" in error
     assert error.count("\n") == 1
@@ -320,7 +320,7 @@ def test_folders_without_pictures_and_odd_names(trained: Trained, tmp_path: Path
     assert m.main([*argv, str(tmp_path)]) == 1
     printed, error = capsys.readouterr()
     assert (printed, error.count("\n")) == ("", 1)
-    assert error.startswith(f"error: 1 picture cannot be read: {tmp_path} is not a picture that can be read: ")
+    assert error.startswith(f"error: 1 image cannot be read: {tmp_path} is not an image that can be read: ")
     odd = os.fsdecode(os.fsencode(tmp_path) + b"/\xff.png")
     shutil.copy(folder / CLASSES[0] / "bild 0ß.png", odd)
     for name in ("A.CSV", "A.JSON"):
@@ -345,7 +345,7 @@ def test_grey_levels_of_the_training_hold_for_predictions(tmp_path: Path, capsys
     other = write_deep(tmp_path / "other", ".png", lambda x: (257 * x).astype(np.uint16), n=1)
     argv = [f"--checkpoint={checkpoint}", "--predict", str(other)]
     assert m.main(argv) == 1
-    assert "no picture of the training does" in capsys.readouterr().err
+    assert "no image of the training does" in capsys.readouterr().err
 
 
 def test_the_sheet(trained: Trained, tmp_path: Path, capsys: Capture, monkeypatch: Patch) -> None:
@@ -372,7 +372,7 @@ def test_the_sheet(trained: Trained, tmp_path: Path, capsys: Capture, monkeypatc
     np.testing.assert_array_equal(shown[4], m.reconstructions(states["capsnet"].params, shown[0], config))
     other = write_folder(tmp_path / "other", n=5, seed=1)
     argv = [f"--data-dir={other}", f"--checkpoint={checkpoint}", f"--outdir={tmp_path}"]
-    assert "has not the pictures" in failure(figures, argv, capsys)
+    assert "has not the images" in failure(figures, argv, capsys)
 
 
 def test_right_and_wrong_answers_have_their_colours() -> None:
