@@ -16,7 +16,10 @@ import copy
 import functools
 import inspect
 import pickle
+import re
+import signal
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
@@ -44,13 +47,16 @@ FUNCTIONS = {  # number of the exercise, names of what is returned, and size of 
     "network": (9, "v, loss, dkernel, dbias, dw", 0),
 }
 TOLERANCE = 1e-6  # of the largest entry
+SECONDS = 20  # of one call
 SOURCE = ast.parse(inspect.getsource(solutions))
 MANY, FEW, ONE = "has one iteration too many", "has one iteration too few", "has one iteration alone"
 SIGMA = "has sigma for sigma squared"
 FACTORS = ((0, 0, "lacks"), (0, -1, "has the wrong sign in"), (2, 0.5, "lacks a factor 2 in"),
            (2, 2, "has a factor 2 too many in"))
 WORDS = {"derror": "d(V − μ)", "dweight": "dw", "weight": "w", "dmass": "d(mass)", "dcost": "d(cost)",
-         "short": "0.9 − length", "long": "length − 0.1", "dlength": "d(length)", "dlog_ap": "d(log)"}  # of README.md
+         "short": "0.9 − length", "long": "length − 0.1", "dlength": "d(length)", "dlog_ap": "d(log)", "q": "q",
+         "twice_df": "2 f′(q)", "error": "V − μ", "g": "r a", "dg": "d(r a)", "log_p": "the log of the density",
+         "shortfall": "max(0, ...)"}  # names of the solutions, as README.md has them
 TERM = "s * dv).sum(axis=-1, keepdims=True) * s"  # of squash_backward
 SPELLED = (  # function, a mistake in words, and what stands there and in its place
     ("squash_backward", "lacks the term from f, which depends on s too", TERM, f"{TERM} * 0"),
@@ -82,6 +88,9 @@ SPELLED = (  # function, a mistake in words, and what stands there and in its pl
      "(0.9 - length), (1 - target) * (length - 0.1)"),
     ("margin_loss", "lacks the max(0, ...) of 0.9 - length", "np.maximum(0, 0.9 - length)", "(0.9 - length)"),
     ("margin_loss", "lacks the max(0, ...) of length - 0.1", "np.maximum(0, length - 0.1)", "(length - 0.1)"),
+    ("margin_loss", "has a mean over the classes in place of the sum", "(short**2).sum() + 0.5 * (long**2).sum(), ",
+     "(short**2).mean() + 0.5 * (long**2).mean(), 1 / len(v) * "),
+    ("margin_loss", "lacks the division by the length", " / length[..., None]", ""),
     ("m_step", "has 1 - a for a", "r * a[:, None]", "r * (1 - a)[:, None]"),
     ("m_step", "has 1 - a for a in the mass", "(r * a[:, None]).sum", "(r * (1 - a)[:, None]).sum"),
     ("m_step", "has 1 - a for a in the weights", "r * a[:, None] /", "r * (1 - a)[:, None] /"),
@@ -133,21 +142,59 @@ def arguments() -> dict[str, Any]:
     return x
 
 
-def called(function: Callable[..., Any], args: Sequence[Any]) -> list[Array]:
-    """All that a function returns, arrays of a list of tuples stacked over the list."""
-    with np.errstate(all="ignore"):
+@contextlib.contextmanager
+def limited() -> Iterator[None]:
+    """Without warnings of numpy, and in the main thread for SECONDS at most, where the platform has a timer."""
+
+    def stop(*_: object) -> None:
+        raise UserError(f"takes more than {SECONDS} seconds: a loop that does not end?")
+
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(np.errstate(all="ignore"))
+        if hasattr(signal, "setitimer") and threading.current_thread() is threading.main_thread():
+            stack.callback(signal.signal, signal.SIGALRM, signal.signal(signal.SIGALRM, stop))
+            stack.callback(signal.setitimer, signal.ITIMER_REAL, 0)
+            signal.setitimer(signal.ITIMER_REAL, SECONDS)
+        yield
+
+
+def array_of(output: str, x: Any) -> Array:
+    """What is returned as ``output``: an array of numbers, or one number."""
+    if x is None:
+        raise UserError(f"{output} is None")
+    if not isinstance(x, np.ndarray | np.generic | complex | float | int):
+        raise UserError(f"{output} is a {type(x).__name__} and not {'a number' if output == 'loss' else 'an array'}")
+    dtype = np.asarray(x).dtype
+    if dtype.kind not in "biuf":
+        raise UserError(f"{output} is complex" if dtype.kind == "c" else f"{output} has entries of dtype {dtype}")
+    return np.asarray(x, float)
+
+
+def called(name: str, function: Callable[..., Any], args: Sequence[Any]) -> list[Array]:
+    """All that a function, in the place of the exercise's ``name``, returns; of a list each of c, s and v stacked."""
+    with limited():
         result = function(*copy.deepcopy(args))
     if result is None:
-        raise ValueError("nothing is returned")
+        raise UserError("returns nothing: is return missing?")
+    names = FUNCTIONS[name][1].split(", ")
+    is_several = len(result) > 1 if isinstance(result, tuple) else isinstance(result, list) and len(names) > 1
+    parts = [*result] if is_several else [result]
+    if name == "dynamic_routing":
+        steps = parts[1] if len(parts) == 2 else None
+        if not (isinstance(steps, list | tuple) and all(isinstance(entry, list | tuple) for entry in steps)):
+            raise UserError("does not return v and a list of (c, s, v)")
+        if len({len(entry) for entry in steps}) > 1:
+            raise UserError("the entries of the list have unequal lengths")
+        parts = [parts[0], *zip(*steps, strict=True)]
+    if len(parts) != len(names):
+        raise UserError(f"returns {len(parts)} array{'s' * (len(parts) > 1)} and not {len(names)}: {', '.join(names)}")
     found = list[Array]()
-    for part in result if isinstance(result, tuple | list) else (result,):
-        if isinstance(part, list | tuple) and part and isinstance(part[0], list | tuple):
-            found += [np.stack([np.asarray(x, float) for x in entry]) for entry in zip(*part, strict=True)]
-        else:
-            try:
-                found.append(np.asarray(part, float))
-            except ValueError:
-                raise ValueError("a part of what is returned is neither an array nor a list of tuples") from None
+    for output, part in zip(names, parts, strict=True):
+        of_list = output.endswith("in the list")
+        arrays = [array_of(output, x) for x in (part if of_list else [part])]
+        if len({array.shape for array in arrays}) > 1:
+            raise UserError(f"{output} has another shape in another iteration")
+        found.append(np.stack(arrays) if of_list else arrays[0])
     return found
 
 
@@ -160,7 +207,7 @@ def spoiled(function: Callable[..., Any], args: Sequence[Any], names: Sequence[s
     """The arguments that a function changes."""
     given = copy.deepcopy(args)
     before = [pickle.dumps(arg) for arg in given]
-    with np.errstate(all="ignore"):
+    with limited():
         function(*given)
     return [name for name, old, arg in zip(names, before, given, strict=True) if pickle.dumps(arg) != old]
 
@@ -185,8 +232,16 @@ class Edit(NamedTuple):
 def edits(function: ast.FunctionDef) -> Iterator[Edit]:
     """The usual mistakes. What stands beside a plus or a minus, and what a name gets, is left out, negated, halved or
     doubled; a factor, a log, a square, a root or a squash is left out; a sum is a mean; one name stands for another. A
-    term is named by the arguments in it, where there are some: those the student has seen."""
-    parameters = {argument.arg for argument in function.args.args} - {"unit"}  # which no student has seen
+    term is named by those of its names that the stub has, where there are some."""
+    seen = {*re.findall(r"\w+", inspect.getsource(getattr(exercises, function.name)))}
+
+    def of(x: ast.expr) -> str:
+        """The words for x where they are neither a line of the solutions nor have a name that is theirs alone."""
+        names = {node.id for node in ast.walk(x) if isinstance(node, ast.Name)}
+        if not names <= {*seen, *WORDS} or any(isinstance(node, ast.Call) for node in ast.walk(x)):
+            return ""
+        return " of " + re.sub(r"\w+", lambda word: WORDS.get(word[0], word[0]), ast.unparse(x))
+
     for parent in ast.walk(function):
         for field, value in ast.iter_fields(parent):
             is_sum = isinstance(parent, ast.BinOp) and isinstance(parent.op, ast.Add | ast.Sub)
@@ -199,7 +254,7 @@ def edits(function: ast.FunctionDef) -> Iterator[Edit]:
                 at, text = (parent, field, k), ast.unparse(x)
                 if is_sum or is_gift:
                     every = {node.id for node in ast.walk(x) if isinstance(node, ast.Name)} - {"np"}
-                    names = sorted(every & parameters) or sorted(WORDS.get(name, name) for name in every - {"unit"})
+                    names = sorted(WORDS.get(name, name) for name in every & seen or every - {"unit"})
                     words = f"the term with {', '.join(names)}" if names else f"the term {text}"
                     for rank, factor, fault in FACTORS:
                         changed = ast.BinOp(ast.Constant(factor), ast.Mult(), x)
@@ -208,9 +263,9 @@ def edits(function: ast.FunctionDef) -> Iterator[Edit]:
                     case ast.BinOp(ast.Constant(1), ast.Sub(), other):
                         yield Edit(1, f"has {ast.unparse(other)} for {text}", *at, other)
                     case ast.BinOp(other, ast.Pow(), ast.Constant(2)):
-                        yield Edit(1, f"lacks the square in {text}", *at, other)
+                        yield Edit(1, f"lacks the square{of(other)}", *at, other)
                     case ast.Call(ast.Attribute(_, name) | ast.Name(name), [other, *_]) if name in WRAPPERS:
-                        yield Edit(1, f"lacks the {name} in {text}", *at, other)
+                        yield Edit(1, f"lacks the {name}{of(other)}", *at, other)
                     case ast.Name("v"):
                         yield Edit(1, "has s for v", *at, ast.Name("s", ast.Load()))
                     case ast.Name("s"):
@@ -219,7 +274,7 @@ def edits(function: ast.FunctionDef) -> Iterator[Edit]:
                         for wrong, words in ((n + 1, MANY), (n - 1, FEW), (1, ONE)):
                             yield Edit(1, words, *at, ast.Call(x.func, [votes, ast.Constant(wrong)], []))
                     case ast.BinOp(other, ast.Mult(), ast.Name(name)) | ast.BinOp(ast.Name(name), ast.Mult(), other):
-                        yield Edit(2, f"lacks the factor {name}", *at, other)
+                        yield Edit(2, f"lacks the factor {WORDS.get(name, name)}", *at, other)
                     case ast.Call(ast.Attribute(what, "sum"), values, keywords):
                         mean = ast.Call(ast.Attribute(what, "mean", ast.Load()), values, keywords)
                         yield Edit(2, "has a mean in place of a sum", *at, mean)
@@ -245,12 +300,12 @@ def mistakes(name: str, args: Sequence[Any]) -> Iterator[tuple[str, list[Array]]
     ):
         if at in parameters:
             given = dict(zip(parameters, args, strict=True))
-            yield words, called(right, [*(given | {at: change(given[at])}).values()])
+            yield words, called(name, right, [*(given | {at: change(given[at])}).values()])
     own = inspect.getsource(getattr(solutions, name))
     for of, words, there, instead in SPELLED:
         if of == name:
             exec(own.replace(there, instead), theirs)
-            yield words, called(theirs[name], args)
+            yield words, called(name, theirs[name], args)
     exec(own, theirs)
     functions = [part for part in SOURCE.body if isinstance(part, ast.FunctionDef)]
     for function in sorted(functions, key=lambda function: function.name != name):
@@ -261,11 +316,11 @@ def mistakes(name: str, args: Sequence[Any]) -> Iterator[tuple[str, list[Array]]
             exec(compile(ast.fix_missing_locations(ast.Module([changed], [])), name, "exec"), theirs)
             setattr(node, field, right_one)
             with contextlib.suppress(Exception):  # a mistake that ends in an error needs no words of ours
-                yield words, called(theirs[name], args)
+                yield words, called(name, theirs[name], args)
         exec(compile(ast.Module([function], []), name, "exec"), theirs)
     forward, backward = theirs["softmax"], theirs["softmax_backward"]
     theirs |= {"softmax": lambda b: forward(b.T).T, "softmax_backward": lambda dc, c: backward(dc.T, c.T).T}
-    yield "has a wrong axis: the softmax is over the children, not over the parents", called(theirs[name], args)
+    yield "has a wrong axis: the softmax is over the children, not over the parents", called(name, theirs[name], args)
 
 
 @functools.cache
@@ -281,10 +336,7 @@ def faults(name: str, function: Callable[..., Any]) -> Iterator[tuple[str, str]]
     given, names = arguments(), outputs.split(", ")
     parameters = [*inspect.signature(getattr(exercises, name)).parameters]
     args, right = [given[x] for x in parameters], getattr(solutions, name)
-    got, wanted = called(function, args), called(right, args)
-    if len(got) != len(names):
-        yield "", f"returns {len(got)} array{'s' * (len(got) > 1)} and not {len(names)}: {outputs}"
-        return
+    got, wanted = called(name, function, args), called(name, right, args)
     wrong = [k for k in range(len(names)) if not close(got[k], wanted[k])]
     if not wrong:
         yield from rare_faults(name, function, right, args, parameters)
@@ -303,7 +355,7 @@ def faults(name: str, function: Callable[..., Any]) -> Iterator[tuple[str, str]]
             fault = "has the wrong sign"
         elif other := [names[j] for j in range(len(names)) if j != k and close(x, wanted[j])]:
             fault = f"is {other[0]}: look at the order of what is returned"
-        elif found and found[0].startswith("leaves"):
+        elif found and found[0].startswith(("leaves", "has a mean over")):
             fault = found[0]
         elif close(x, solutions.sigmoid(y)):
             fault = "is the sigmoid of what it should be"
@@ -311,7 +363,7 @@ def faults(name: str, function: Callable[..., Any]) -> Iterator[tuple[str, str]]
             fault = f"is {factor:.3g} times what it should be"
         elif found:
             fault = found[0]
-        elif n in x.shape and not close(called(function, [first_of(arg, n) for arg in args])[k], first_of(x, n)):
+        elif n in x.shape and not close(called(name, function, [first_of(y, n) for y in args])[k], first_of(x, n)):
             fault = "has a wrong axis: what does not depend on each other is added up"
         else:
             fault = f"is wrong in {(np.abs(x - y) > TOLERANCE * np.abs(y).max()).sum()} of {x.size} entries"
@@ -326,13 +378,21 @@ def rare_faults(
     if changed := spoiled(function, args, parameters):
         yield "", f"changes its argument {' and '.join(changed)}: the next one who uses it gets another array"
     if name == "dynamic_routing":
-        got, wanted = (called(f, [args[0], 2]) for f in (function, right))
+        got, wanted = (called(name, f, [args[0], 2]) for f in (function, right))
         if not all(map(close, got, wanted)):
             yield "", "takes no notice of n_iters"
-    if name == "e_step" and not np.isfinite(called(function, [*args[:3], 100 * args[3]])).all():
+    if name == "e_step" and not np.isfinite(called(name, function, [*args[:3], 100 * args[3]])).all():
         yield "r", "is not finite for votes far from all parents"
-    if name == "m_step" and not np.isfinite(called(function, [args[0], 0 * args[1], *args[2:]])[0]).all():
+    if name == "margin_loss" and not np.isfinite(called(name, function, [0 * args[0], args[1]])[1]).all():
+        yield "dv", "is not finite where v is 0: add 1e-9 under the root"
+    if name == "m_step" and not np.isfinite(called(name, function, [args[0], 0 * args[1], *args[2:]])[0]).all():
         yield "mu", "is not finite where the mass is 0: add 1e-8 to it"
+
+
+def ending(error: BaseException, path: Path) -> str:
+    """An error in words, with the line of the student's file."""
+    lines = [at.lineno for at in traceback.extract_tb(error.__traceback__) if at.filename == str(path)]
+    return f"ends in {type(error).__name__}{f', line {lines[-1]}' if lines else ''}: {one_line(error)}"
 
 
 def check(path: Path, numbers: Collection[int] = ()) -> Iterator[tuple[str, str]]:
@@ -355,10 +415,10 @@ def check(path: Path, numbers: Collection[int] = ()) -> Iterator[tuple[str, str]
             found = [f"{', '.join(of)}{': each' * (len(of) > 1)} {fault}".strip() for fault, of in outputs_of.items()]
         except NotImplementedError:
             found = ["is not written yet"]
+        except UserError as error:
+            found = [str(error)]
         except (Exception, SystemExit) as error:
-            lines = [at.lineno for at in traceback.extract_tb(error.__traceback__) if at.filename == str(path)]
-            where = f", {path.name}, line {lines[-1]}" if lines else ""
-            found = [f"ends in {type(error).__name__}{where}: {one_line(error)}"]
+            found = [ending(error, path)]
         yield name, "; ".join(found)
 
 
@@ -401,7 +461,7 @@ def main(argv: Sequence[str]) -> None:
     try:
         found = list(check(args.file, asked))
     except (Exception, SystemExit) as error:
-        raise UserError(f"{args.file} ends in {type(error).__name__}: {one_line(error)}") from None
+        raise UserError(f"{args.file} {ending(error, args.file)}") from None
     for name, fault in found:
         print(f"{FUNCTIONS[name][0]}  {name:<25}", fault or "passes")
     wrong = any(fault for _, fault in found)
@@ -416,7 +476,7 @@ def main(argv: Sequence[str]) -> None:
             *_, last = traceback.extract_tb(error.__traceback__)
             raise UserError(f"the training needs exercises 1 to 5 and 9: {last.name} is not written yet") from None
         except (Exception, SystemExit) as error:
-            raise UserError(f"the training ends in {type(error).__name__}: {one_line(error)}") from None
+            raise UserError(f"the training {ending(error, args.file)}") from None
         print(f"your network classifies {accuracy:.0%} of 300 new drawn digits correctly", flush=True)
         if wrong and accuracy > 0.5:
             print("It learns in spite of the fault above: an accuracy does not prove a gradient right.", flush=True)

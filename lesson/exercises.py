@@ -58,7 +58,8 @@ def dynamic_routing_backward(dv: Array, u_hat: Array, steps: list[tuple[Array, A
 
 # exercise 5
 def margin_loss(v: Array, target: Array) -> tuple[float, Array]:
-    """Digit capsules v (J, D), target (J,) of 0 and 1 -> the loss, and dv (J, D). [Sabour 2017, eq. 4]"""
+    """Digit capsules v (J, D), target (J,) of 0 and 1 -> the loss, and dv (J, D), which is finite where v is 0.
+    [Sabour 2017, eq. 4]"""
     raise NotImplementedError
 
 

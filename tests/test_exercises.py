@@ -5,8 +5,10 @@ from __future__ import annotations
 import inspect
 import re
 import shlex
+import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -45,16 +47,16 @@ PLANTED = [  # function, a line of it, the wrong one, the diagnosis
     ("squash_backward", "+ 1e-9", "", "ds is wrong where s is 0 alone: add 1e-9 to q"),
     ("squash_backward", "np.sqrt(q) * (1 + q) ** 2", "0 * q", "ds is not finite"),
     ("squash_backward", "return ", "dv += 1\n    return ", "12 of 12 entries: compare it with differences of the"),
-    ("squash_backward", "np.sqrt(q) * (1 + q) ** 2", "q * (1 + q) ** 2", "ds lacks the sqrt in np.sqrt(q)"),
+    ("squash_backward", "np.sqrt(q) * (1 + q) ** 2", "q * (1 + q) ** 2", "ds lacks the sqrt of q"),
     ("squash_backward", "(1 - q)", "q", "ds has q for 1 - q"),
     ("softmax_backward", "axis=-1", "axis=0", "db has a wrong axis: the softmax"),
     ("softmax_backward", "return c", "return 3 * c", "db is 3 times what it should be"),
     ("dynamic_routing", "b = b + ", "b = ", "s in the list, v in the list: each lacks the term with b"),
     ("dynamic_routing", "c = softmax(b)", "c = softmax(b.T).T", "v in the list: each has a wrong axis: the softmax"),
-    ("dynamic_routing", "v = squash(s)", "v = s", "v in the list: each lacks the squash in squash(s)"),
-    ("dynamic_routing", "ijd->...jd", "ijd->...id", "ends in ValueError, mine.py, line 46: operands could not"),
+    ("dynamic_routing", "v = squash(s)", "v = s", "v in the list: each lacks the squash of s"),
+    ("dynamic_routing", "ijd->...jd", "ijd->...id", "ends in ValueError, line 46: operands could not"),
     ("dynamic_routing", "u_hat, v)", "u_hat, s)", "v in the list: each has s for v"),
-    ("dynamic_routing", "return v, steps", "return v, steps[-1]", "returned is neither an array nor a list of tuples"),
+    ("dynamic_routing", "return v, steps", "return v, steps[-1]", "does not return v and a list of (c, s, v)"),
     ("dynamic_routing", "range(n_iters)", "range(n_iters + 1)", "v in the list: each has one iteration too many"),
     ("dynamic_routing", "range(n_iters)", "range(n_iters - 1)", "v in the list: each has one iteration too few"),
     ("dynamic_routing", "(c, s, v))", "(c, 0 * s, -7 * v))",
@@ -73,7 +75,7 @@ PLANTED = [  # function, a line of it, the wrong one, the diagnosis
     ("m_step", "return mu, sigma_sq, lam * (beta_a - cost)", "return mu, sigma_sq, sigmoid(lam * (beta_a - cost))",
      "z is the sigmoid of what it should be"),
     ("m_step", "return mu, sigma_sq, lam *", "return mu, sigma_sq,", "z leaves lam out"),
-    ("m_step", "np.log(sigma_sq)", "sigma_sq", "z lacks the log in np.log(sigma_sq)"),
+    ("m_step", "np.log(sigma_sq)", "sigma_sq", "z lacks the log of sigma_sq"),
     ("m_step", "return mu, sigma_sq,", "return mu, np.sqrt(sigma_sq),", "sigma_sq has sigma for sigma squared"),
     ("m_step", "0.5 * np.log", "np.log", "z has a factor 2 too many in the term with sigma_sq"),
     ("m_step_backward", "2 * weight[:", "weight[:", "dvotes lacks a factor 2 in the term with d(V − μ)"),
@@ -85,18 +87,25 @@ PLANTED = [  # function, a line of it, the wrong one, the diagnosis
     ("e_step", "softmax(np.where(seen, log_ap, -np.inf))",
      "np.exp(log_ap) / np.exp(log_ap).sum(axis=1, keepdims=True)", "is not finite for votes far from all parents"),
     ("e_step", "    log_p", "    sigma_sq = np.sqrt(sigma_sq)\n    log_p", "r has sigma for sigma squared"),
-    ("e_step", "(votes - mu) ** 2", "(votes - mu)", "r lacks the square in (votes - mu) ** 2"),
-    ("e_step", "return softmax", "softmax", "ends in ValueError: nothing is returned"),
+    ("e_step", "(votes - mu) ** 2", "(votes - mu)", "r lacks the square of votes - mu"),
+    ("e_step", "return softmax", "softmax", "returns nothing: is return missing?"),
     ("e_step_backward", "error**2 / sigma_sq - 1", "error**2 / sigma_sq + 1", "wrong sign in the term 1"),
     ("e_step_backward", "softmax_backward(dr, r)", "softmax_backward(dr.T, r.T).T", "dvotes: each has a wrong axis"),
     ("margin_loss", "+ 0.5 * (long", "+ (long", "loss has a factor 2 too many in the term with length − 0.1"),
     ("margin_loss", "- 2 * short", "- short", "dv lacks a factor 2 in the term with 0.9 − length"),
     ("margin_loss", "(short**2).sum() + 0.5 * (long**2).sum()", "[(short**2).sum() + 0.5 * (long**2).sum()]",
-     "loss has shape (1,) and not ()"),
+     "loss is a list and not a number"),
+    ("margin_loss", " + 1e-9", "", "dv is not finite where v is 0: add 1e-9 under the root"),
+    ("margin_loss", "(short**2).sum()", "short.sum()", "loss lacks the square of 0.9 − length"),
+    ("margin_loss", "np.sqrt((v * v).sum(axis=-1) + 1e-9)", "(v * v).sum(axis=-1)", "loss, dv: each lacks the sqrt"),
+    ("margin_loss", " / length[..., None]", "", "dv lacks the division by the length"),
+    ("margin_loss", "dlength = 0.5 * 2 * long - 2 * short\n    return (short**2).sum() + 0.5 * (long**2).sum()",
+     "dlength = (long - 2 * short) / 4\n    return (short**2).mean() + 0.5 * (long**2).mean()",
+     "loss, dv: each has a mean over the classes in place of the sum"),
     ("margin_loss", "* v / length[..., None]", "* v / np.sqrt((v * v).sum(axis=0))", "dv has a wrong axis: what"),
     ("spread_loss", "da[true] = -da.sum()", "", "da lacks the term with da"),
     ("spread_loss", "shortfall[true] = 0", "", "loss, da: each counts the true class too"),
-    ("network", "ds = squash_backward(du, s)", "ds = du", "dkernel, dbias: each lacks the squash_backward in"),
+    ("network", "ds = squash_backward(du, s)", "ds = du", "dkernel, dbias: each lacks the squash_backward"),
     ("network", "dynamic_routing(u_hat, 3)", "dynamic_routing(u_hat, 1)", "each has one iteration alone"),
     ("dynamic_routing", "range(n_iters)", "range(1)", "v in the list: each has one iteration alone"),
     ("network", "dynamic_routing(u_hat, 3)", "dynamic_routing(u_hat, 2)", "dw: each has one iteration too few"),
@@ -160,6 +169,50 @@ def test_a_planted_error_is_diagnosed(name: str, line: str, wrong: str, diagnosi
     assert line in body.partition("\n\n\n")[0]
     n = 2 if diagnosis.endswith(("each leaves a out", "each has 1 - a for a")) else 1  # lines
     assert diagnosis in faults_of(before + body.replace(line, wrong, n), tmp_path, name)[name]
+
+
+RETURNED = [  # function, what it returns, the diagnosis
+    ("squash_backward", "[[1.0], [1.0, 2.0]]", "ds is a list and not an array"),
+    ("squash_backward", "[args[0]]", "ds is a list and not an array"),
+    ("squash_backward", "(args[0],)", "ds is a tuple and not an array"),
+    ("squash_backward", "args", "returns 2 arrays and not 1: ds"),
+    ("squash_backward", "1j * args[0]", "ds is complex"),
+    ("squash_backward", "args[0].astype(object)", "ds has entries of dtype object"),
+    ("squash_backward", "1.0", "ds has shape () and not (4, 3): look at the axes"),
+    ("margin_loss", "args[0]", "returns 1 array and not 2: loss, dv"),
+    ("margin_loss", "0.0, {}", "dv is a dict and not an array"),
+    ("m_step", "None, 0, 0", "mu is None"),
+    ("dynamic_routing", "args[0]", "does not return v and a list of (c, s, v)"),
+    ("dynamic_routing", "args[0], args[0]", "does not return v and a list of (c, s, v)"),
+    ("dynamic_routing", "(0, 0, 0, 0)", "does not return v and a list of (c, s, v)"),
+    ("dynamic_routing", "{}, [(0, 0, 0)]", "v is a dict and not an array"),
+    ("dynamic_routing", "0, [(0, 0, 0), (0, 0)]", "the entries of the list have unequal lengths"),
+    ("dynamic_routing", "0, [(0, 0, 0), (0, args[0], 0)]", "s in the list has another shape in another iteration"),
+    ("dynamic_routing", "0, [(0, 0, [])]", "v in the list is a list and not an array"),
+]
+
+
+@pytest.mark.parametrize(("name", "returned", "diagnosis"), RETURNED)
+def test_what_is_no_array_is_named(name: str, returned: str, diagnosis: str, tmp_path: Path) -> None:
+    assert faults_of(f"def {name}(*args):\n    return {returned}", tmp_path, name) == {name: diagnosis}
+
+
+@pytest.mark.parametrize("kind", ["float", "np.array", "np.float64"])
+def test_a_loss_may_be_any_number(kind: str, tmp_path: Path) -> None:
+    loss = "(short**2).sum() + 0.5 * (long**2).sum()"
+    assert faults_of(SOLUTION.replace(loss, f"{kind}({loss})"), tmp_path, "margin_loss") == {"margin_loss": ""}
+
+
+def test_a_loop_that_does_not_end_is_stopped(tmp_path: Path, monkeypatch: Patch) -> None:
+    monkeypatch.setattr(check, "SECONDS", 0.5)
+    before = signal.getsignal(signal.SIGALRM)
+    text = SOLUTION.replace("    return c * (dc", "    while True:\n        pass\n    return c * (dc")
+    found = faults_of(text, tmp_path, "squash_backward", "softmax_backward")
+    said = "takes more than 0.5 seconds: a loop that does not end?"
+    assert found == {"squash_backward": "", "softmax_backward": said}
+    assert (signal.getsignal(signal.SIGALRM), signal.getitimer(signal.ITIMER_REAL)) == (before, (0, 0))
+    with ThreadPoolExecutor(1) as pool:  # which can have no timer
+        assert pool.submit(faults_of, text, tmp_path, "squash_backward").result() == {"squash_backward": ""}
 
 
 @pytest.mark.parametrize("entry", ["[c, s, v]", "(c, s, v)"])
@@ -283,6 +336,10 @@ def test_exercise_9_trains_with_the_functions_of_the_file(tmp_path: Path, capsys
     assert capsys.readouterr().err == (
         "error: the training needs exercises 1 to 5 and 9: network is not written yet\n"
     )
+    path.write_text(SOLUTION.replace("    u = squash(s)\n", "    u = s / None\n"), encoding="utf-8")
+    line = 1 + SOLUTION[: SOLUTION.index("    u = squash(s)\n")].count("\n")
+    assert check.main([str(path), "9"]) == 1
+    assert capsys.readouterr().err.startswith(f"error: the training ends in TypeError, line {line}: ")
 
 
 def test_the_file_of_the_exercises_runs_the_example_by_hand(tmp_path: Path) -> None:
@@ -302,7 +359,11 @@ def test_what_cannot_be_checked_is_one_line(tmp_path: Path, capsys: Capture) -> 
         usage_error(check, argv, capsys)
     assert "exercise" not in usage_error(check, [], capsys)  # it may be left out
     assert "No such file" in failure(check, [str(path)], capsys)
-    for text, ending in {"def f(:": "SyntaxError: invalid syntax", "raise SystemExit(7)": "SystemExit: 7"}.items():
+    for text, ending in (
+        ("def f(:", "SyntaxError: invalid syntax (mine.py, line 1)"),
+        ("raise SystemExit(7)", "SystemExit, line 1: 7"),
+        ("\n1 / 0", "ZeroDivisionError, line 2: division by zero"),
+    ):
         path.write_text(text)
         assert f"{path} ends in {ending}" in failure(check, [str(path)], capsys)
     with pytest.raises(SystemExit, match="0"):
