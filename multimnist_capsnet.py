@@ -1161,9 +1161,11 @@ def require_same(
         old, new, it = getattr(saved, field.name), getattr(asked, field.name), field.metadata.get("it")
         is_free = it and it.free and (not whole or field.name == "data_dir")
         differs = field.name in names and old != new and not is_free
-        if differs and not (may_be_longer and field.name.endswith("epochs") and new > (old or 0)):
+        longer = field.name.endswith("epochs") and (new or 0) > (old or 0)
+        if differs and not (may_be_longer and longer):
             what = flag_of(field.name) if it else f"other {field.name.replace('_', ' ')}:"
-            raise UserError(f"{path} was made with {what} {text_of(old)}, not {text_of(new)}")
+            why = ": its learning rate or loss depends on the length" * longer
+            raise UserError(f"{path} was made with {what} {text_of(old)}, not {text_of(new)}{why}")
 
 
 # Independent random streams of one seed, so that no part of a run shifts the draws of another

@@ -1082,9 +1082,11 @@ def require_same(
         old, new, it = getattr(saved, field.name), getattr(asked, field.name), field.metadata.get("it")
         is_free = it and it.free and (not whole or field.name == "data_dir")
         differs = field.name in names and old != new and not is_free
-        if differs and not (may_be_longer and field.name.endswith("epochs") and new > (old or 0)):
+        longer = field.name.endswith("epochs") and (new or 0) > (old or 0)
+        if differs and not (may_be_longer and longer):
             what = flag_of(field.name) if it else f"other {field.name.replace('_', ' ')}:"
-            raise UserError(f"{path} was made with {what} {text_of(old)}, not {text_of(new)}")
+            why = ": its learning rate or loss depends on the length" * longer
+            raise UserError(f"{path} was made with {what} {text_of(old)}, not {text_of(new)}{why}")
 
 
 # Independent random streams of one seed, so that no part of a run shifts the draws of another
@@ -1481,14 +1483,14 @@ class Config(Viewpoints):
 
     n_epochs: int = setting(None, int_in(1, 100_000), "Train for N passes over the training set.", "80", usual=True,
         group="training")
-    cnn_epochs: int = setting(None, int_in(1, 100_000), "The same for the CNNs.", "as a given --n-epochs, else 80")
+    cnn_epochs: int = setting(None, int_in(1, 100_000), "The same for the CNNs.", "80, but as a given --n-epochs")
     batch_size: int = setting(32, int_in(1, 4096), "Take each step on N images.")
     lr: float = setting(None, float_in(1e-9, 10), "Learning rate of Adam.", "0.001", usual=True)
-    cnn_lr: float = setting(None, float_in(1e-9, 10), "The same for the CNNs.", "as a given --lr, else 0.0005")
+    cnn_lr: float = setting(None, float_in(1e-9, 10), "The same for the CNNs.", "0.0005, but as a given --lr")
     weight_decay: float = setting(None, float_in(0, 100),
         "A step shrinks the weights of conv1 and the dense layers by lr * X.", "1")
     cnn_weight_decay: float = setting(None, float_in(0, 100), "The same for the CNNs.",
-        "as a given --weight-decay, else 0")
+        "0, but as a given --weight-decay")
     em_iters: int = setting(2, int_in(1, 20), "Route in N iterations. For more than 3, also give"
         " --variance-floor 100 --beta-v-init -2.6 --lr 0.0005: else a parent ends with one child, and learning stops.",
         paper="3 is the best of its table 1", group="capsules")

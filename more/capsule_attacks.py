@@ -105,10 +105,10 @@ class Config(Settings):
         " and unit variance in the network's first layer.", "none, dense image")
     n_epochs: int = redeclared(conv.Config, "n_epochs", shown="20, dense 80")
     cnn_epochs: int = setting(None, int_in(1, 100_000), "The same for the CNN.",
-        "as a given --n-epochs, else 20, dense 320")
+        "20, dense 320, but as a given --n-epochs")
     batch_size: int = redeclared(conv.Config, "batch_size")
     lr: float = redeclared(conv.Config, "lr", help="Learning rate of the capsules.", shown="0.015, dense 0.001")
-    cnn_lr: float = redeclared(conv.Config, "cnn_lr", None, shown="0.001; dense as a given --lr, else 0.000125")
+    cnn_lr: float = redeclared(conv.Config, "cnn_lr", None, shown="0.001, dense 0.000125, or as a given --lr")
     weight_decay: float = redeclared(conv.Config, "weight_decay", None, shown="0, dense 3")
     cnn_weight_decay: float = redeclared(conv.Config, "cnn_weight_decay")
     sizes: tuple[int, int, int, int] = redeclared(conv.Config, "sizes", shown="32,4,4,8")

@@ -113,7 +113,7 @@ class Config(Viewpoints):
     n_val_objects: int | None = setting(None, int_in(1, 4), "To choose settings, hold N of the five training objects of"
         " each class of smallnorb or toys out and test on them.", shown="test on the five test objects")
     n_epochs: int = redeclared(smallnorb.Config, "n_epochs", shown="5")
-    cnn_epochs: int = setting(None, int_in(1, 100_000), "The same for the CNN.", "as a given --n-epochs, else 10")
+    cnn_epochs: int = setting(None, int_in(1, 100_000), "The same for the CNN.", "10, but as a given --n-epochs")
     batch_size: int = setting(32, int_in(1, 4096), "Take each step on N images.")
     lr: float = setting(None, float_in(1e-9, 10), "Learning rate of the capsules. It falls to 0.",
         "0.015, or the preset's")

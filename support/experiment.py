@@ -161,5 +161,6 @@ def parse_flags(script: Path, argv: Sequence[str]) -> Any:
         except UsageError as error:
             raise UsageError(f"{script.name}: {error}") from None
     if not hasattr(module, "make_parser"):
-        raise UsageError(f"{script.name} is no experiment: it has neither Config and Options nor make_parser")
+        raise UsageError(f"{script.name} is no experiment, as smallnorb_novel_viewpoint is: it has neither Config and"
+                         " Options nor make_parser")
     return module.make_parser().parse_args(argv)

@@ -459,7 +459,7 @@ def test_usage_errors(fake: str, capsys: Capture, flags: str) -> None:
         ("smallnorb_novel_viewpoint --grid em-iters=1,x", "argument --em-iters: 'x' is not a whole number"),
         ("smallnorb_novel_viewpoint --grid colour=red,blue", "unrecognized arguments: --colour=red"),
         ("conv_matrix_capsules -- --dataset smallnorb", "argument --data-dir: goes with --dataset smallnorb"),
-        ("claims", "is no experiment: it has neither Config and Options nor make_parser"),
+        ("claims", "is no experiment, as smallnorb_novel_viewpoint is: it has neither Config and Options nor make_pa"),
         ("visualize_multimnist_capsnet", "unrecognized arguments: --out-json=x.json"),
     ],
 )

@@ -388,7 +388,8 @@ def test_a_longer_training_continues_a_shorter_one_bit_for_bit(
 def test_a_training_whose_margin_rises_to_its_end_is_not_made_longer(tmp_path: Path, capsys: Capture) -> None:
     argv = EXPERIMENTS[BASE[0]].argv(f"--models cnn --loss spread --checkpoint {tmp_path / 'c'}")
     assert views.main([*argv, "--n-epochs=1"]) == 0
-    assert "was made with --n-epochs 1, not 2" in failure(views, [*argv, "--resume"], capsys)
+    why = "its learning rate or loss depends on the length"
+    assert f"was made with --n-epochs 1, not 2: {why}" in failure(views, [*argv, "--resume"], capsys)
 
 
 def test_what_a_resumed_run_may_change() -> None:

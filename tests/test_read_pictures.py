@@ -509,7 +509,7 @@ def test_too_few_classes_or_pictures_are_one_line(tmp_path: Path) -> None:
     (phone / "IMG_1.heic").write_bytes(b"x")
     assert "has no images (left out: 1 .heic)" in fault_of(tmp_path / "phone")
     for path in (tmp_path / "nowhere", Path("a" * 260)):
-        assert "is not a folder, nor a .npz file that can be read: it is missing, damaged, or" in fault_of(path)
+        assert "is not a folder, nor a .npz file that can be read: it is missing: make FOLDER" in fault_of(path)
 
 
 def test_too_many_pictures_for_the_memory_are_refused_before_any_is_read(tmp_path: Path) -> None:
