@@ -928,12 +928,13 @@ class Settings:
     """Whatever makes a configuration, flags, a call or a file, gets the same defaults and the same checks."""
 
     def __post_init__(self) -> None:
-        for name, it in settings_of(self).items():
-            if (value := getattr(self, name)) not in (None, ()):
+        for field in dataclasses.fields(self):
+            it, value = field.metadata.get("it"), getattr(self, field.name)
+            if it and (value not in (None, ()) or value != field.default):  # else what ``dependent`` gives
                 try:
-                    vars(self)[name] = it.convert(value)  # where frozen fields are, too
+                    vars(self)[field.name] = it.convert(value)  # where frozen fields are, too
                 except UsageError as error:
-                    raise SettingError(name, error) from None
+                    raise SettingError(field.name, error) from None
         vars(self).update({name: value for name, value in self.dependent().items() if getattr(self, name) is None})
         self.check()
 
@@ -975,7 +976,10 @@ def list_of(one: Setting) -> Setting:
     """Values with commas between them."""
 
     def convert(given: Any) -> tuple[Any, ...]:
-        return tuple(map(one.convert, given.split(",") if isinstance(given, str) else given))
+        values = tuple(map(one.convert, given.split(",") if isinstance(given, str) else given or ()))
+        if not values:
+            raise UsageError(f"{given!r} has no value")
+        return values
 
     return Setting(convert, "A,B")
 
@@ -994,7 +998,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         unknown = re.match("unrecognized arguments: ([^ =]*)", message)
-        near = difflib.get_close_matches(unknown[1], self._option_string_actions, 1) if unknown else []
+        near = difflib.get_close_matches(unknown[1], self._option_string_actions, 1, 0.7) if unknown else []
         raise UsageError(message + (f" (did you mean {near[0]}?)" if near else ""))
 
 
@@ -1413,7 +1417,8 @@ def script(main: Callable[[Sequence[str]], None]) -> Callable[..., int]:
     def status(argv: Sequence[str] = ()) -> int:
         with contextlib.ExitStack() as stack:
             with contextlib.suppress(ValueError):  # outside of the main thread signals are not ours
-                stack.callback(signal.signal, signal.SIGTERM, signal.signal(signal.SIGTERM, terminate))
+                before = signal.signal(signal.SIGTERM, terminate)
+                stack.callback(signal.signal, signal.SIGTERM, before or signal.SIG_DFL)  # None: not Python's
             told: Any = "ignore" if sys.platform == "darwin" else "warn"  # Apple's BLAS raises flags for nothing
             stack.enter_context(np.errstate(divide=told, over=told, under="ignore", invalid=told))
             out: Any = sys.stdout

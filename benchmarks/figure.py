@@ -5,13 +5,13 @@ from __future__ import annotations
 from support.experiment import ROOT
 
 from support.figures import BLUE, GREY, OutOptions, Settings, bare, figure_script, lightened, make_figure
+from support.results import read_result
 
 import sys
 from typing import Any
 
 from matplotlib.figure import Figure
 
-from evidence.report import read_result
 
 STEPS = ROOT / "results/benchmarks/steps.json"
 NETWORKS = {

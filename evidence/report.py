@@ -32,7 +32,7 @@ from evidence import claims, search
 from smallnorb_novel_viewpoint import Parser, UsageError, UserError, plain, print_message, script, write_file
 from support.experiment import ROOT, RUN_FLAGS, code_files, imported_names, load_script, parse_flags, script_path
 from support.result_tables import claims_table, plain_table, rows_table, searches_table, seeds_table
-from support.results import checksum, git, is_git_root, parse_json, save_result
+from support.results import git, is_git_root, parse_json, read_result, save_result
 from support.statistics import read_comparison
 
 Json = dict[str, Any]
@@ -42,16 +42,6 @@ OF_CAPSULES = ("lr", "n_epochs", "weight_decay", "em_iters")  # which do not tou
 OF_CNNS = ("cnn_lr", "cnn_epochs", "cnn_weight_decay")
 MAX_BYTES = 200_000  # of a committed result
 TOLERANCE = 1e-6  # of a number that is computed again, relative: versions of numpy and scipy differ by up to 1e-9 of it
-
-
-def read_result(path: Path) -> Json:
-    """A JSON object of finite numbers whose checksum is right. Raises UserError for anything else."""
-    document = parse_json(path)
-    if not isinstance(document, dict) or "checksum" not in document:
-        raise UserError(f"{path} is no result with a checksum")
-    if document["checksum"] != checksum(document):
-        raise UserError(f"{path} has been changed since it was written: its checksum is of another content")
-    return document
 
 
 # --- Pages ------------------------------------------------------------------------------------------------------------

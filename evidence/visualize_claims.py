@@ -27,7 +27,8 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from evidence.claims import ALPHA, Condition
-from evidence.report import CLAIMS, read_result
+from evidence.report import CLAIMS
+from support.results import read_result
 from support.statistics import t_quantile
 
 COLOURS = {"holds": BLUE, "reversed": VERMILLION, "equal": GREEN}  # words of verdicts; all others are grey

@@ -49,8 +49,8 @@ from more.attacks import MARGIN, by_image, margin_loss, of_log_odds
 from more.conv_matrix_capsules import Data, Network, of_model, steps_per_epoch
 from smallnorb_novel_viewpoint import (
     FOLDER, NO_OPTIONS, RunOptions, Session, SettingError, Settings, Stream, TrainState, float_in, generator, int_in,
-    list_of, model_metrics, one_of, parse, report, require_own_outputs, result_document, script, setting,
-    softmax_cross_entropy, text_of,
+    list_of, model_metrics, one_of, parse, print_message, report, require_own_outputs, result_document, script,
+    setting, softmax_cross_entropy, text_of,
 )
 from support.experiment import redeclared
 
@@ -340,11 +340,11 @@ def attacked_network(
 
 
 def attack_all(
-    config: Config, states: Mapping[str, TrainState], data: AnyData, threads: int = 1
+    config: Config, states: Mapping[str, TrainState], data: AnyData, threads: int = 1, quiet: bool = True
 ) -> dict[str, attacks.Found]:
     """The attacks on every trained model, after a second training from other initial weights."""
     other_seed = (config.seed + 1) % 2**32
-    others = train_all(dataclasses.replace(config, seed=other_seed), data, RunOptions(threads=threads, quiet=True),
+    others = train_all(dataclasses.replace(config, seed=other_seed), data, RunOptions(threads=threads, quiet=quiet),
                        names=list(states))
     images, labels = attacked_images(config, data)
     found = {}
@@ -355,6 +355,8 @@ def attack_all(
             along["from_other_seed"] = seen(name, others[name].params)
             if name == "capsules":
                 along[attacks.VOTE] = seen(name, state.params, vote=True)
+            if not quiet:
+                print_message(f"{name}: {len(images)} images are attacked, for each of {len(config.epsilons)} epsilons")
             rng = generator(config.seed, Stream.EVALUATION, *name.encode())
             network = seen(name, state.params)
             found[name] = attacks.attack(network, along, images, labels, config.epsilons, PIXELS, rng)
@@ -368,7 +370,7 @@ def run(config: Config, options: Any = NO_OPTIONS, **more: Any) -> tuple[dict[st
     """Data, trainings, attacks -> the result and the states. ``more`` as in ``Session``."""
     data = make_data(config)
     states = train_all(config, data, options, **more)
-    return make_result(config, states, attack_all(config, states, data, options.threads), data), states
+    return make_result(config, states, attack_all(config, states, data, options.threads, options.quiet), data), states
 
 
 def make_result(

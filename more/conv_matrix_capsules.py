@@ -747,8 +747,8 @@ def describe(result: Mapping[str, Any]) -> str:
 
 def format_table(result: Mapping[str, Any]) -> str:
     models = result["models"]
-    holds_out = "drop" in next(iter(models.values()))
-    metrics = ("familiar_accuracy", "held_out_accuracy", "drop") if holds_out else ("accuracy",)
+    held_out = "drop" in next(iter(models.values()))
+    metrics = ("familiar_accuracy", "held_out_accuracy", "drop") if held_out else ("accuracy",)
     heads = " ".join(f"{metric.removesuffix('_accuracy').replace('_', ' '):>8}" for metric in metrics)
     lines = [f"{'model':<10} {heads} {'parameters':>10} {'seconds':>8}"]
     for name, m in models.items():

@@ -119,6 +119,16 @@ def column(runs: list[Any]) -> Any:
     return runs[0] if isinstance(runs[0], int) and runs == [runs[0]] * len(runs) else runs
 
 
+def read_result(path: Path) -> dict[str, Any]:
+    """A JSON object of finite numbers whose checksum is right. Raises UserError for anything else."""
+    document = parse_json(path)
+    if not isinstance(document, dict) or "checksum" not in document:
+        raise UserError(f"{path} is no result with a checksum")
+    if document["checksum"] != checksum(document):
+        raise UserError(f"{path} has been changed since it was written: its checksum is of another content")
+    return document
+
+
 def rows(value: dict[str, Any]) -> Any:
     """The runs that ``columns`` made a table of; other values as they are."""
     if value.keys() != {"columns"}:

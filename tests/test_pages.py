@@ -22,11 +22,11 @@ from cmarkgfm.cmark import Options
 
 import visualize_multimnist_capsnet
 from evidence.claims import CLAIMS, REGISTERED, Condition
-from evidence.report import read_result
 from helpers import ROOT, Capture, Patch
 from more import visualize_capsule_attacks, visualize_conv_matrix_capsules
 from smallnorb_novel_viewpoint import parse
 from support.experiment import load_script, script_path
+from support.results import read_result
 from support.statistics import read_comparison
 
 PAGES = [ROOT / "README.md", *(page for room in ("docs", "lesson") for page in sorted((ROOT / room).glob("*.md")))]

@@ -135,15 +135,15 @@ def test_familiar_and_held_out_views_show_other_objects(folder: Path) -> None:
         s.read_smallnorb(folder, ("training", None), azimuth_range=(1, 2))
 
 
-@pytest.mark.parametrize("hold_out", ["viewpoints", "nothing"])
-def test_settings_are_chosen_on_other_objects(folder: Path, hold_out: str) -> None:
+@pytest.mark.parametrize("held_out", ["viewpoints", "nothing"])
+def test_settings_are_chosen_on_other_objects(folder: Path, held_out: str) -> None:
     """Those of the training half, so that no test object is seen before the report."""
     path = norb.norb_path(folder, "training", "info")
     objects = np.concatenate(list(norb.stream_norb(path, "info")))[:, 0]
     held = np.unique(objects)[-2:]
     images = s.read_smallnorb(folder, ("training", None)).images
-    views = ALL_VIEWS if hold_out == "viewpoints" else {"dataset": "smallnorb"}
-    config = conv.Config(data_dir=folder, held_out=hold_out, n_val_objects=2, **views)
+    views = ALL_VIEWS if held_out == "viewpoints" else {"dataset": "smallnorb"}
+    config = conv.Config(data_dir=folder, held_out=held_out, n_val_objects=2, **views)
     train, *tests = (split for split in conv.make_data(config) if isinstance(split, conv.Examples))
     seen = {x.tobytes() for x in train.images}
     tested = {x.tobytes() for split in tests for x in split.images}
