@@ -76,7 +76,8 @@ O = TypeVar("O")
 #   B  images of a batch      N  images of a set         H, W    rows and columns      Ho, Wo  of a layer's output
 #   K  side of a kernel       C  channels                F       filters, or outputs   E       inputs of a dense layer
 #   I  children (capsules)    J  parents (classes)       P       side of a pose matrix, or entries of a child
-#   D  entries of a parent's pose, or of a vote          L       labels of an image    Q       points of an object
+#   D  entries of a parent's pose, or of a vote          Y       labels of an image    Q       points of an object
+#   L  receptive fields       M  children of a field     S       side of an image, map T       iterations
 
 
 class Pair(NamedTuple):
@@ -311,7 +312,7 @@ Loss = Callable[[Array, Array, int], tuple[float, Array]]  # scores and indicato
 
 
 def indicator(labels: Array, n_classes: int, dtype: Any) -> Array:
-    """labels (B, L) -> (B, J), 1 for the classes in an image."""
+    """labels (B, Y) -> (B, J), 1 for the classes in an image."""
     return np.eye(n_classes, dtype=dtype)[labels].max(axis=1)
 
 
@@ -409,17 +410,17 @@ def capsnet_backward(
 
 
 def mask_forward(v: Array, labels: Array) -> tuple[Array, Array]:
-    """v (B, J, D), labels (B, L) -> (B*L, J*D): each named capsule alone, zeros in place of the others."""
+    """v (B, J, D), labels (B, Y) -> (B*Y, J*D): each named capsule alone, zeros in place of the others."""
     J, D = v.shape[1:]
-    mask = np.eye(J, dtype=v.dtype)[labels][..., None]  # (B, L, J, 1)
+    mask = np.eye(J, dtype=v.dtype)[labels][..., None]  # (B, Y, J, 1)
     return (mask * v[:, None]).reshape(-1, J * D), mask
 
 
 def mask_backward(dmasked: Array, mask: Array) -> Array:
     """-> dv (B, J, D)."""
-    B, L, J, _ = mask.shape
+    B, Y, J, _ = mask.shape
     # masked = mask v
-    return (mask * dmasked.reshape(B, L, J, -1)).sum(axis=1)
+    return (mask * dmasked.reshape(B, Y, J, -1)).sum(axis=1)
 
 
 def decoder_forward(params: Params, masked: Array) -> tuple[Array, list[Any]]:
@@ -443,7 +444,7 @@ def decoder_backward(dout: Array, caches: list[Any]) -> tuple[Array, Params]:
 
 
 def reconstruct(params: Params, v: Array, labels: Array) -> Array:
-    """v (B, J, D), labels (B, L) -> pictures (B, L, H, W), one of each named capsule alone."""
+    """v (B, J, D), labels (B, Y) -> pictures (B, Y, H, W), one of each named capsule alone."""
     pictures, _ = decoder_forward(params, mask_forward(v, labels)[0])
     side = math.isqrt(pictures.shape[1])
     return pictures.reshape(*labels.shape, side, side)
@@ -776,8 +777,8 @@ class Batch(NamedTuple):
     """Composites, the classes in them, and each digit alone. Intensities are 0 to 1."""
 
     images: Array  # (B, H, W)
-    labels: Array  # (B, L)
-    sources: Array  # (B, L, H, W)
+    labels: Array  # (B, Y)
+    sources: Array  # (B, Y, H, W)
 
     def part(self, start: int, stop: int) -> Batch:
         return Batch(*(a[start:stop] for a in self))
@@ -796,15 +797,15 @@ def admissible_shifts(max_shift: int, min_iou: float) -> Array:
 
 
 def shifted(digits: Array, shift: Array, side: int, max_shift: int) -> Array:
-    """digits (n, L, 28, 28) in the middle of (n, L, side, side), then shift (n, L, 2) pixels down and right, each at
+    """digits (n, Y, 28, 28) in the middle of (n, Y, side, side), then shift (n, Y, 2) pixels down and right, each at
     most ``max_shift``: windows of a larger canvas. What leaves the image is lost."""
-    (n, L), m = digits.shape[:2], max_shift
+    (n, Y), m = digits.shape[:2], max_shift
     start = m + (side - DIGIT_SIDE) // 2
-    canvas = np.zeros((n, L, side + 2 * m, side + 2 * m), digits.dtype)
+    canvas = np.zeros((n, Y, side + 2 * m, side + 2 * m), digits.dtype)
     canvas[:, :, start : start + DIGIT_SIDE, start : start + DIGIT_SIDE] = digits
     windows = np.lib.stride_tricks.sliding_window_view(canvas, (side, side), axis=(2, 3))
-    row, column = np.moveaxis(m - shift, -1, 0)  # (n, L)
-    return windows[np.arange(n)[:, None], np.arange(L), row, column]
+    row, column = np.moveaxis(m - shift, -1, 0)  # (n, Y)
+    return windows[np.arange(n)[:, None], np.arange(Y), row, column]
 
 
 class Overlays:
@@ -1580,7 +1581,7 @@ MUON_INPUTS = {"routing.w": (0, 1), "hidden.w": (0,)} | dict.fromkeys(("conv1.w"
 
 
 def top_labels(scores: Array, n_labels: int) -> Array:
-    """scores (N, J) -> the classes (N, L) with the highest scores, highest first."""
+    """scores (N, J) -> the classes (N, Y) with the highest scores, highest first."""
     return np.argsort(-scores, axis=1, kind="stable")[:, :n_labels]
 
 
@@ -1600,15 +1601,15 @@ def evaluate(model: Network, params: Params, batch: Batch, workers: Workers) -> 
     """Test metrics. ``set_accuracy``: fraction of images whose two digits have the two highest scores;
     ``soft_accuracy``: fraction in which at least one of them is among these; ``digit_accuracy``: fraction of all digits
     that are. ``recon_mse``: mean squared error of a pixel in reconstructions from the true digits' capsules."""
-    L = batch.labels.shape[1]
+    Y = batch.labels.shape[1]
     scores, error = assess(model, params, batch, workers)
-    n_correct = (top_labels(scores, L)[:, :, None] == batch.labels[:, None]).sum(axis=(1, 2))  # (N,)
+    n_correct = (top_labels(scores, Y)[:, :, None] == batch.labels[:, None]).sum(axis=(1, 2))  # (N,)
     if not np.isfinite(scores).all():  # the highest ones say nothing then
         n_correct = np.full(len(n_correct), np.nan)
     metrics = {
-        "set_accuracy": float((n_correct == L).mean()),
+        "set_accuracy": float((n_correct == Y).mean()),
         "soft_accuracy": float((n_correct > 0).mean()),
-        "digit_accuracy": float(n_correct.mean() / L),
+        "digit_accuracy": float(n_correct.mean() / Y),
     }
     if not math.isnan(error):
         metrics["recon_mse"] = error / batch.sources.size

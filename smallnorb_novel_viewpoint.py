@@ -69,7 +69,8 @@ O = TypeVar("O")
 #   B  images of a batch      N  images of a set         H, W    rows and columns      Ho, Wo  of a layer's output
 #   K  side of a kernel       C  channels                F       filters, or outputs   E       inputs of a dense layer
 #   I  children (capsules)    J  parents (classes)       P       side of a pose matrix, or entries of a child
-#   D  entries of a parent's pose, or of a vote          L       labels of an image    Q       points of an object
+#   D  entries of a parent's pose, or of a vote          Y       labels of an image    Q       points of an object
+#   L  receptive fields       M  children of a field     S       side of an image, map T       iterations
 
 
 # --- Layers: each backward pass stands below its forward pass, and repeats the lines that it undoes -------------------

@@ -66,7 +66,7 @@ def squash(s: Array) -> Array:
 
 
 def multimnist_loss(params: Params, images: Array, labels: Array, sources: Array, config: multimnist.Config) -> Array:
-    """images (B, H, W), labels (B, L), sources (B, L, H, W) -> margin loss plus the weighted error of the pictures."""
+    """images (B, H, W), labels (B, Y), sources (B, Y, H, W) -> margin loss plus the weighted error of the pictures."""
     B, P = len(images), multimnist.PRIMARY_SIZE
     h1 = jax.nn.relu(convolution(images[..., None], params["conv1.w"], params["conv1.b"], 1))
     h2 = convolution(h1, params["primary.w"], params["primary.b"], 2)  # (B, side, side, T * P)
@@ -78,7 +78,7 @@ def multimnist_loss(params: Params, images: Array, labels: Array, sources: Array
         if t < config.routing_iters - 1:
             b = b + (u_hat * v[:, :, None]).sum(3)
     lengths = jnp.sqrt((v * v).sum(2) + multimnist.SQUASH_EPS)
-    chosen = jax.nn.one_hot(labels, lengths.shape[1], dtype=v.dtype)  # (B, L, J)
+    chosen = jax.nn.one_hot(labels, lengths.shape[1], dtype=v.dtype)  # (B, Y, J)
     positive = chosen.sum(1)
     shortfall, excess = jax.nn.relu(multimnist.PRESENT - lengths), jax.nn.relu(lengths - multimnist.ABSENT)
     margin = positive * shortfall**2 + multimnist.ABSENT_WEIGHT * (1 - positive) * excess**2

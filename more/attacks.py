@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 # Dimension letters
-#   N  images     J  classes     H, W  rows and columns of an image     C  channels     E  epsilons
+#   N  images     J  classes     H, W  rows and columns of an image     C  channels
 
 Array = np.ndarray
 Bounds = tuple[float, float]  # least and greatest value of a pixel
@@ -232,7 +232,7 @@ DEFAULT = Effort()
 
 class Found(NamedTuple):
     clean: Array  # (N,) which images are classified correctly without an attack
-    right: dict[str, Array]  # by attack: which images (E, N) are so under it
+    right: dict[str, Array]  # by attack: which images (epsilons, N) are so under it
     convergence: list[dict[int, float]]  # by epsilon: the accuracy under all attacks so far, by the number of steps
 
 

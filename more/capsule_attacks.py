@@ -49,8 +49,8 @@ from more.attacks import MARGIN, by_image, margin_loss, of_log_odds
 from more.conv_matrix_capsules import Data, Network, of_model, steps_per_epoch
 from smallnorb_novel_viewpoint import (
     FOLDER, NO_OPTIONS, RunOptions, Session, SettingError, Settings, Stream, TrainState, float_in, generator, int_in,
-    list_of, model_metrics, one_of, parse, print_message, report, require_own_outputs, result_document, script,
-    setting, softmax_cross_entropy, text_of,
+    is_terminal, list_of, model_metrics, one_of, parse, print_message, report, require_own_outputs, result_document,
+    script, setting, softmax_cross_entropy, text_of,
 )
 from support.experiment import redeclared
 
@@ -344,7 +344,7 @@ def attack_all(
 ) -> dict[str, attacks.Found]:
     """The attacks on every trained model, after a second training from other initial weights."""
     other_seed = (config.seed + 1) % 2**32
-    others = train_all(dataclasses.replace(config, seed=other_seed), data, RunOptions(threads=threads, quiet=quiet),
+    others = train_all(dataclasses.replace(config, seed=other_seed), data, RunOptions(threads=threads, quiet=True),
                        names=list(states))
     images, labels = attacked_images(config, data)
     found = {}
@@ -356,10 +356,12 @@ def attack_all(
             if name == "capsules":
                 along[attacks.VOTE] = seen(name, state.params, vote=True)
             if not quiet:
-                print_message(f"{name}: {len(images)} images are attacked, for each of {len(config.epsilons)} epsilons")
+                print_message(f"{name}: attacks on {len(images)} images", end="" if is_terminal() else "\n")
             rng = generator(config.seed, Stream.EVALUATION, *name.encode())
             network = seen(name, state.params)
             found[name] = attacks.attack(network, along, images, labels, config.epsilons, PIXELS, rng)
+    if not quiet and is_terminal():
+        print_message("", end="")
     return found
 
 

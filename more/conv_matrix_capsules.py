@@ -67,10 +67,9 @@ from support.experiment import PredictOptions, redeclared, require_alone, unfini
 # Dimension letters
 #   B  images of a batch              N       images of a set                 C       channels of an image
 #   H, W    rows and columns of a map         Ho, Wo  the same of the map above it
-#   K  side of a kernel, of a field   I       capsule types below             J       capsule types above
-#   P  side of a pose matrix (4)      D       pose entries, P * P             E       class capsules (= classes)
-#   L  receptive fields, B * Ho * Wo  M       children of a field, K * K * I  S       side of the grid of ConvCaps2
-#   T  iterations of EM routing
+#   K  side of a kernel, of a field   I       capsule types below             J       capsule types above, or classes
+#   P  side of a pose matrix (4)      D       pose entries, P * P             S       side of the grid of ConvCaps2
+#   L  receptive fields, B * Ho * Wo  M       children of a field, K * K * I  T       iterations of EM routing
 # A child is a capsule of the layer below, a parent one of the layer above; the children of a parent are its field's.
 
 EXPERIMENT = "conv_matrix_capsules"
@@ -455,8 +454,8 @@ class ConvCapsnetCache(NamedTuple):
     convcaps1: Any  # FieldRoutingCache, or that of another pair
     convcaps2: Any
     routing: Any  # of the class capsules, whose one field is the whole grid
-    mu: Array  # (B, E, D) class poses
-    a: Array  # (B, E) class activations
+    mu: Array  # (B, J, D) class poses
+    a: Array  # (B, J) class activations
 
 
 def conv_capsnet_init(rng: np.random.Generator, config: Config) -> Params:
@@ -482,7 +481,7 @@ def conv_capsnet_init(rng: np.random.Generator, config: Config) -> Params:
 def conv_capsnet_forward(
     params: Params, x: Array, config: Config, routing: Routing = FAST
 ) -> tuple[Array, ConvCapsnetCache]:
-    """x (B, H, W, C) -> class scores (B, E)."""
+    """x (B, H, W, C) -> class scores (B, J)."""
 
     def route(
         layer: str, pose: Array, a: Array, k: int, stride: int, offset: Array | None = None
@@ -501,7 +500,7 @@ def conv_capsnet_forward(
     pose, a, cache1 = route("convcaps1", pose, a_primary, k, stride1)  # (B, 6, 6, types1, P, P), (B, 6, 6, types1)
     pose, a, cache2 = route("convcaps2", pose, a, k, stride2)  # (B, 4, 4, types2, P, P), (B, 4, 4, types2)
     offset = coordinates(config.image_size, config.dtype)
-    mu, a, cache3 = route("class", pose, a, len(offset), 1, offset)  # (B, 1, 1, E, P, P), (B, 1, 1, E)
+    mu, a, cache3 = route("class", pose, a, len(offset), 1, offset)  # (B, 1, 1, J, P, P), (B, 1, 1, J)
     mu, a = mu.reshape(len(x), -1, POSE_SIDE**2), a.reshape(len(x), -1)
     scores = class_scores_forward(mu, a, config.loss)
     cache = ConvCapsnetCache(conv_cache, relu_cache, primary_cache, a_primary, cache1, cache2, cache3, mu, a)
@@ -511,7 +510,7 @@ def conv_capsnet_forward(
 def conv_capsnet_backward(
     dscores: Array, cache: ConvCapsnetCache, config: Config, routing: Routing = FAST, need_dx: bool = False
 ) -> tuple[Params, Array | None]:
-    """dscores (B, E) -> gradients under the parameters' names, and dx (B, H, W, C) where needed."""
+    """dscores (B, J) -> gradients under the parameters' names, and dx (B, H, W, C) where needed."""
     dmu, da = class_scores_backward(dscores, cache.mu, config.loss)
     n = len(da)
     dpose, da = dmu.reshape(n, 1, 1, -1, POSE_SIDE, POSE_SIDE), da.reshape(n, 1, 1, -1)
@@ -587,7 +586,7 @@ def make_models(config: Config) -> dict[str, Network]:
 
 
 def predict_scores(model: Network, params: Params, examples: Examples, config: Config, workers: Workers) -> Array:
-    """Class scores (N, E)."""
+    """Class scores (N, J)."""
     images, size = prepared(examples.images, config), part_size(config)
     parts = workers.map(lambda k: model.forward(params, images[k : k + size])[0], range(0, len(images), size))
     return np.concatenate(parts)
@@ -669,20 +668,20 @@ def train(model: Network, config: Config, data: Data, state: TrainState, workers
 class ClassRouting(NamedTuple):
     """T iterations of routing between the M capsules of ConvCaps2, at all positions, and the class capsules."""
 
-    votes: Array  # (N, M, E, D)
+    votes: Array  # (N, M, J, D)
     a_in: Array  # (N, M) the children's activations
-    r: Array  # (T, N, M, E) assignments that an iteration's M-step used; the sum over E is 1
-    mu: Array  # (T, N, E, D)
-    a: Array  # (T, N, E)
+    r: Array  # (T, N, M, J) assignments that an iteration's M-step used; the sum over J is 1
+    mu: Array  # (T, N, J, D)
+    a: Array  # (T, N, J)
 
     @property
     def distances(self) -> Array:
-        """Of every vote from its class capsule's mean after each iteration, in pose units: (T, N, M, E)."""
+        """Of every vote from its class capsule's mean after each iteration, in pose units: (T, N, M, J)."""
         return np.stack([np.linalg.norm(self.votes - mu[:, None], axis=-1) for mu in self.mu])
 
     @property
     def weights(self) -> Array:
-        """Assignment times activation, (T, N, M, E)."""
+        """Assignment times activation, (T, N, M, J)."""
         return self.r * self.a_in[:, :, None]
 
 

@@ -111,10 +111,10 @@ def add_plane(
     ax.set_ylim(bottom, top, auto=None)
 
     def show(now: ClassRouting, t: int) -> None:
-        points, mass = now.votes[0] @ axes, now.weights[t, 0]  # (M, E, 2), (M, E)
+        points, mass = now.votes[0] @ axes, now.weights[t, 0]  # (M, J, 2), (M, J)
         dots.set_offsets(points[:, order].transpose(1, 0, 2).reshape(-1, 2))
         dots.set_sizes(MASS_AREA * mass[:, order].T.reshape(-1))
-        means = now.mu[t, 0] @ axes  # (E, 2)
+        means = now.mu[t, 0] @ axes  # (J, 2)
         for e, text in enumerate(names):
             text.set_position(means[e])
         values, vectors = np.linalg.eigh(np.cov(points[:, label].T, aweights=mass[:, label], ddof=0))

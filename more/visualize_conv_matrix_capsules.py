@@ -75,7 +75,7 @@ def draw_vote_distances(run: Run) -> Figure:
     """A panel for each iteration: the votes of the true classes' capsules and of all others, weighted by their mass."""
     chosen = conv.subset(run.data.test, N_ROUTED)
     routing = conv.class_routing(run.states["capsules"].params, chosen.images, run.config)
-    distances, mass = (part.swapaxes(2, 3) for part in (routing.distances, routing.weights))  # (T, N, E, M)
+    distances, mass = (part.swapaxes(2, 3) for part in (routing.distances, routing.weights))  # (T, N, J, M)
     mass = mass / mass.sum(axis=(2, 3), keepdims=True)  # fractions of that of an image
     limit = float(weighted_quantiles(distances.ravel(), mass.ravel(), 0.97))  # most mass lies within
     own = chosen.labels[:, None] == np.arange(run.config.n_classes)

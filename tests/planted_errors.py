@@ -98,7 +98,7 @@ smallnorb_novel_viewpoint.py test_contract
   test_dependent_defaults_and_checks_are_those_of_a_constructor_too | Settings.__post_init__: self.check() -> None
   test_a_resumed_run_has_the_settings_of_its_beginning | require_same: old != new -> False
   test_a_file_is_written_whole_or_not_at_all | write_file: temporary.unlink(missing_ok=True) -> None
-  test_the_right_flag_is_named_where_one_is_near | Parser.error: difflib.get_close_matches(_a, _b, 1) -> []
+  test_the_right_flag_is_named_where_one_is_near | Parser.error: difflib.get_close_matches(_a, _b, 1, 0.7) -> []
   test_a_line_an_epoch_or_a_bar_on_a_terminal | is_terminal: sys.stderr.isatty() -> False
   test_what_both_base_scripts_define_is_the_same_text_unless_it_is_the_experiments_own |
      one_line: limit // 2 - 1 -> limit // 2
@@ -234,8 +234,6 @@ visualize_multimnist_capsnet.py test_visualize_multimnist
 more/visualize_conv_matrix_capsules.py test_visualize_conv_matrix
   test_differences_on_shapes_are_capsules_minus_cnn |
      draw_shapes_accuracy: _a if value else '0' -> '0' if value else _a
-more/make_conv_matrix_capsules_gif.py test_support_figures
-  test_animations | add_plane: len(name) == 1 -> len(name) != 1
 make_smallnorb_novel_viewpoint_gif.py test_support_figures
   test_animations | make_sweep: min(bounds) -> max(bounds)
 support/statistics.py test_statistics

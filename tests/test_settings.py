@@ -13,7 +13,7 @@ import pytest
 import multimnist_capsnet as digits
 import smallnorb_novel_viewpoint as views
 from helpers import Capture, Patch, config_of, load, usage_error
-from more import conv_matrix_capsules as conv, mnist_affine_capsnet as affine
+from more import capsule_attacks as attacks, conv_matrix_capsules as conv, mnist_affine_capsnet as affine
 from smallnorb_novel_viewpoint import flag_of, from_json, text_of
 
 
@@ -179,6 +179,18 @@ def test_cnns_are_trained_as_the_capsules_unless_they_have_settings_of_their_own
     assert trained(views, f"--lr 0.01 --n-epochs 3 {own}") == [(3, 0.01, 1), (1, 0.1, 4), (1, 0.1, 4)]
     assert trained(conv, "--n-epochs 3 --weight-decay 2") == [(3, 0.015, 2), (3, conv.Config.cnn_lr, 2)]
     assert trained(conv, f"--n-epochs 3 {own}") == [(3, 0.015, 0), (1, 0.1, 4)]
+
+
+@pytest.mark.parametrize(("script", "field", "value", "says"), [
+    (views, "seed", None, "--seed: None is not a whole number"),
+    (views, "n_elev", None, "--n-elev: None is not a whole number"),
+    (digits, "preset", None, "--preset: None is not one of"),
+    (attacks, "epsilons", (), r"--epsilons: \(\) has no value"),
+    (attacks, "epsilons", None, "--epsilons: None has no value"),
+])
+def test_a_field_that_has_a_default_is_not_without_a_value(script: Any, field: str, value: Any, says: str) -> None:
+    with pytest.raises(views.UsageError, match=f"^argument {says}"):
+        script.Config(**{field: value})
 
 
 def test_presets_and_flags_make_the_config() -> None:

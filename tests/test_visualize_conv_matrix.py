@@ -125,6 +125,7 @@ def test_differences_on_shapes_are_capsules_minus_cnn() -> None:
     check_held(fig.axes[1], lines={"Matrix capsules": [x, gain]},
                bands=[[x, gain - 100 * half, gain + 100 * half]], levels=[0])
     assert fig.axes[0].get_title("left") == "new azimuths, 2 sets"
+    assert [fig.axes[1].yaxis.get_major_formatter()(value, 0) for value in (-20, 0, 20)] == ["−20", "0", "+20"]
 
 
 def test_table_2_is_read_where_familiar_accuracies_are_equal() -> None:

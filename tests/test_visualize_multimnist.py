@@ -175,6 +175,8 @@ def test_the_length_of_a_training_is_what_its_setting_says() -> None:
     assert ends.tolist() == pytest.approx([0.68 - half, 0.68 + half])
     assert lines["line 1"][1].tolist() == [0.92]  # hollow, for one seed
     assert held(ax)["levels"] == [pytest.approx(0.948)]
+    assert [ax.xaxis.get_major_formatter()(n, 0) for n in (5e5, 1e6)] == ["500,000", "1 million"]
+    assert ax.get_ylim() == pytest.approx((0.6, 1))
 
 
 def test_no_seed_of_strokes_is_a_reported_one(run: figures.Run, monkeypatch: Patch) -> None:
