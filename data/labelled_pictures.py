@@ -295,7 +295,7 @@ def npz_source(path: Path) -> Source:
     """The arrays ``NPZ_KEYS``, and perhaps ``classes``: the names of the labels, in their order."""
     try:
         if not zipfile.is_zipfile(path):  # numpy would speak of pickled data
-            raise ValueError("it is damaged, or of another kind" if path.exists() else "it is missing")
+            raise ValueError("it is damaged, or of another kind" if os.path.exists(path) else "it is missing")
         with np.load(path, allow_pickle=False) as stored:
             if not any(name.endswith(".npy") for name in stored.zip.namelist()):
                 raise ValueError("it has no arrays: unzip it first")
