@@ -171,7 +171,7 @@ def array_of(output: str, x: Any) -> Array:
 
 
 def called(name: str, function: Callable[..., Any], args: Sequence[Any]) -> list[Array]:
-    """All that a function, in the place of the exercise's ``name``, returns; of a list each of c, s and v stacked."""
+    """All that a function for the exercise's ``name`` returns; of its list c, s and v stacked over iterations."""
     with limited():
         result = function(*copy.deepcopy(args))
     if result is None:
