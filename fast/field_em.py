@@ -17,6 +17,7 @@ import functools
 import itertools
 import math
 import threading
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -190,6 +191,7 @@ class MStep(NamedTuple):
     log_det: Array  # (L, J) sum_d log sigma_sq
     a: Array  # (L, J) activations
     log_a: Array  # (L, J) their logarithms
+    lambda_: float  # inverse temperature
 
 
 class Layer(NamedTuple):
@@ -202,7 +204,7 @@ class Layer(NamedTuple):
     mass_unit: float  # the mass in a cost is divided by this, see field_routing_forward
 
 
-def m_step_forward(votes: Votes, r: Array, a_in: Array, layer: Layer) -> MStep:
+def m_step_forward(votes: Votes, r: Array, a_in: Array, layer: Layer, lambda_: float) -> MStep:
     """r (L, J, M), a_in (L, M) -> means, variances, activations of the parents. [Hinton 2018, procedure 1, M-STEP]"""
     D = votes.v.shape[3]
     ra = r * a_in[:, None]  # (L, J, M)
@@ -216,10 +218,10 @@ def m_step_forward(votes: Votes, r: Array, a_in: Array, layer: Layer) -> MStep:
     sigma_sq = np.maximum(variance, 0) + layer.variance_floor  # (L, J, D)
     log_det = np.log(sigma_sq).sum(axis=2)  # (L, J)
     cost = (D * layer.beta_v + 0.5 * log_det) * (mass / layer.mass_unit)  # (L, J)
-    z = layer.beta_a - cost  # (L, J)
+    z = lambda_ * (layer.beta_a - cost)  # (L, J)
     a = np.exp(np.minimum(z, 0)) / (1 + np.exp(-np.abs(z)))  # 1 / (1 + exp(-z)) without an overflow
     log_a = -np.logaddexp(0, -z)  # finite where a is zero
-    return MStep(r, weight, mass, mean, sigma_sq, log_det, a, log_a)
+    return MStep(r, weight, mass, mean, sigma_sq, log_det, a, log_a, lambda_)
 
 
 def m_step_backward(
@@ -229,11 +231,12 @@ def m_step_backward(
 
     em_grad "stop": assignments, mass, and the mean inside sigma_sq are constants.
     """
-    _, weight, mass, mean, sigma_sq, log_det, a, _ = step
+    _, weight, mass, mean, sigma_sq, log_det, a, _, lambda_ = step
     D = dmu.shape[2]
     # log_a = log sigmoid(z)
     dz = dlog_a * (1 - a)  # (L, J)
-    # z = beta_a - cost
+    # z = lambda (beta_a - cost)
+    dz *= lambda_
     dbeta_a = dz.sum(axis=0)
     dmass_cost = -dz / layer.mass_unit  # (L, J), of cost * mass_unit
     # cost * mass_unit = (D beta_v + log_det / 2) mass; log_det = sum_d log sigma_sq
@@ -305,12 +308,13 @@ class RoutingCache(NamedTuple):
 
 
 def field_routing_forward(
-    pose: Array, a_in: Array, w: Array, beta_a: Array, beta_v: Array, n_iters: int, variance_floor: float, k: int,
-    stride: int = 1, offset: Array | None = None,
+    pose: Array, a_in: Array, w: Array, beta_a: Array, beta_v: Array, lambdas: Sequence[float], variance_floor: float,
+    k: int, stride: int = 1, offset: Array | None = None,
 ) -> tuple[Array, Array, RoutingCache]:
     """pose (B, H, W, I, P, P), a_in (B, H, W, I), w (K, K, I, J, P, P), or (1, 1, I, J, P, P) for the same matrices at
-    all positions of a field, beta_a and beta_v (J,), offset (K, K, P, P) added to the votes of the children there
-    -> poses (B, Ho, Wo, J, P, P), activations (B, Ho, Wo, J), cache. See conv_matrix_capsules.py for the rest.
+    all positions of a field, beta_a and beta_v (J,), an inverse temperature for each iteration, offset (K, K, P, P)
+    added to the votes of the children there -> poses (B, Ho, Wo, J, P, P), activations (B, Ho, Wo, J), cache. See
+    conv_matrix_capsules.py for the rest.
     """
     (B, H, W, I, P, _), J = pose.shape, w.shape[3]
     fields, D = receptive_fields(H, W, k, stride), P * P
@@ -325,10 +329,10 @@ def field_routing_forward(
     uniform = np.repeat(uniform, I).reshape(-1, 1, M)  # (Ho * Wo, 1, M)
     r = np.broadcast_to(uniform, (B, len(uniform), J, M)).reshape(L, J, M)
     steps: list[MStep] = []
-    for t in range(n_iters):
+    for t, lambda_ in enumerate(lambdas):
         if t:
             r = e_step_forward(votes, steps[-1], fields)
-        steps.append(m_step_forward(votes, r, a_fields, layer))
+        steps.append(m_step_forward(votes, r, a_fields, layer, lambda_))
     cache = RoutingCache(poses, a_fields, kron, offset, layer, votes.shift, steps)
     shape = (B, *fields.out, J)
     return (steps[-1].mean + votes.shift).reshape(*shape, P, P), steps[-1].a.reshape(shape), cache

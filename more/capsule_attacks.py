@@ -250,9 +250,11 @@ def voting(config: conv.Config) -> Network:
     """Matrix capsules whose class capsules have even assignments: the mean of all votes."""
     forward, backward, parameters = conv.PLAIN if config.plain else conv.FAST
 
-    def class_votes(pose: Array, a: Array, w: Array, beta_a: Array, beta_v: Array, n_iters: int, *more: Any) -> Any:
+    def class_votes(
+        pose: Array, a: Array, w: Array, beta_a: Array, beta_v: Array, lambdas: list[float], *more: Any
+    ) -> Any:
         is_class_layer = w.shape[0] == 1  # its matrices are the same at all positions
-        return forward(pose, a, w, beta_a, beta_v, 1 if is_class_layer else n_iters, *more)
+        return forward(pose, a, w, beta_a, beta_v, lambdas[-1:] if is_class_layer else lambdas, *more)
 
     return conv.make_capsules(config, conv.Routing(class_votes, backward, parameters))
 

@@ -63,8 +63,8 @@ def plain_em_routing(
 
 
 def plain_field_routing(
-    pose: Any, a_in: Any, w: Any, beta_a: Any, beta_v: Any, n_iters: int, variance_floor: float, k: int, stride: int,
-    offset: Array, constants: Constants | None = None, bias: Any = 0.0,
+    pose: Any, a_in: Any, w: Any, beta_a: Any, beta_v: Any, lambdas: list[float], variance_floor: float, k: int,
+    stride: int, offset: Array, constants: Constants | None = None, bias: Any = 0.0,
 ) -> tuple[Any, Any, Constants]:
     """``bias`` (J, D): of the votes for the parents of each type."""
     n, height, width, n_in, p, _ = pose.shape
@@ -78,7 +78,7 @@ def plain_field_routing(
     votes = anp.reshape(votes, (n, *child.shape, n_out, p * p)) + bias
     mass_unit = len(np.unique(child)) / (len(child) * n_out)
     mu, a, found = plain_em_routing(
-        votes, a, beta_a, beta_v, [1.0] * n_iters, variance_floor, child, mass_unit, constants
+        votes, a, beta_a, beta_v, lambdas, variance_floor, child, mass_unit, constants
     )
     return anp.reshape(mu, (n, h_out, w_out, n_out, p, p)), anp.reshape(a, (n, h_out, w_out, n_out)), found
 
@@ -153,7 +153,7 @@ def plain_conv_capsules(params: Any, x: Any, config: Any, constants: Any = None)
             offset[:, :, 0, 3], offset[:, :, 1, 3] = position[:, None], position[None, :]
         betas = params[f"{layer}.beta_a"], params[f"{layer}.beta_v"]
         pose, a, of_layer = plain_field_routing(
-            pose, a, w, *betas, config.em_iters, config.variance_floor, len(offset), stride, offset,
+            pose, a, w, *betas, config.lambdas, config.variance_floor, len(offset), stride, offset,
             None if constants is None else constants[t], params.get(f"{layer}.bias", 0.0),
         )
         found.append(of_layer)

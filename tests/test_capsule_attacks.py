@@ -491,12 +491,13 @@ def test_an_image_that_is_misled_on_the_way_stays_misled() -> None:
 
 
 def test_the_vote_routes_all_layers_but_the_last(monkeypatch: Patch) -> None:
-    config = conv.Config(**{**vars(m.network_config(attack_config("--dataset", "voxels"))), "em_iters": 3})
+    network = vars(m.network_config(attack_config("--dataset", "voxels")))
+    config = conv.Config(**{**network, "em_iters": 3, "lambda_first": 0.5})
     monkeypatch.setattr(conv, "FAST", conv.FAST._replace(forward=(routed := Mock(wraps=conv.FAST.forward))))
     model = m.voting(config)
     model.forward(perturbed(model), np.random.default_rng(0).random((2, 32, 32, 1)))
-    seen = [(call.args[2].shape[0] == 1, call.args[5]) for call in routed.call_args_list]  # of w, and n_iters
-    assert seen == [(False, 3), (False, 3), (True, 1)]
+    seen = [(call.args[2].shape[0] == 1, call.args[5]) for call in routed.call_args_list]  # of w, and the temperatures
+    assert seen == [(False, [0.5, 0.75, 1]), (False, [0.5, 0.75, 1]), (True, [1])]
 
 
 # --- Against a well-kept library --------------------------------------------------------------------------------------

@@ -228,7 +228,7 @@ def test_float32_stays_finite(form: str, policy: str, scale: float) -> None:
     floors = (1e-4, 3.0) if scale <= 1 else (3.0,)  # squares of 1e12 leave no digits for 1e-4
     for beta_a, floor in itertools.product((-1e3, 0.0, 1e3), floors):
         inputs["beta_a"][0] = beta_a
-        mu, a, cache = FORMS[form].field_routing_forward(**inputs, n_iters=3, variance_floor=floor, k=3)
+        mu, a, cache = FORMS[form].field_routing_forward(**inputs, lambdas=[1.0] * 3, variance_floor=floor, k=3)
         grads = FORMS[form].field_routing_backward(np.ones_like(mu), np.ones_like(a), cache, policy)
         for array in (mu, a, *grads):
             assert array.dtype == np.float32
@@ -253,7 +253,8 @@ def test_float32_is_float64_rounded(
     outputs: list[tuple[Array, ...]] = []
     for dtype in ("float64", "float32"):
         rounded: dict[str, Any] = {k: v.astype(np.float32).astype(dtype) for k, v in inputs.items()}
-        mu, a, cache = FORMS[form].field_routing_forward(**rounded, n_iters=3, variance_floor=floor, k=3, stride=2)
+        options: dict[str, Any] = {"lambdas": [1.0] * 3, "variance_floor": floor, "k": 3, "stride": 2}
+        mu, a, cache = FORMS[form].field_routing_forward(**rounded, **options)
         if not outputs:
             dmu, da = rng.standard_normal(mu.shape), rng.standard_normal(a.shape)
         grads = FORMS[form].field_routing_backward(dmu.astype(dtype), da.astype(dtype), cache, "exact")

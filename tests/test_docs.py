@@ -121,14 +121,14 @@ def test_em_routing_with_dense_parents(lambdas: list[float]) -> None:
 @pytest.mark.parametrize(("side", "k", "stride"), [(5, 3, 1), (7, 3, 2), (4, 4, 1)])
 def test_em_routing_over_receptive_fields(side: int, k: int, stride: int) -> None:
     """The page's parents see all children through a mask; with one field, coordinates are added as in the script."""
-    I, J, P, draw, lambdas, floor = 2, 3, 4, rng(), [1.0] * 3, 0.6
+    I, J, P, draw, lambdas, floor = 2, 3, 4, rng(), [0.4, 0.7, 1.0], 0.6
     is_class = side == k
     pose, a = draw.normal(size=(1, side, side, I, P, P)), draw.uniform(0.1, 0.9, (1, side, side, I))
     w = draw.normal(size=(1, 1, I, J, P, P) if is_class else (k, k, I, J, P, P)) * 0.5
     beta_a, beta_v = draw.normal(size=(2, J))
     offset = conv.coordinates(28, "float64") if is_class else None
     mu, activation, cache = conv.field_routing_forward(
-        pose, a, w, beta_a, beta_v, len(lambdas), floor, k, stride, offset
+        pose, a, w, beta_a, beta_v, lambdas, floor, k, stride, offset
     )
     dmu, da = draw.normal(size=mu.shape), draw.normal(size=activation.shape)
     grads = conv.field_routing_backward(dmu, da, cache, "exact")

@@ -134,7 +134,7 @@ def field_inputs(case: tuple[int, ...]) -> dict[str, Any]:
 def field_options(case: tuple[int, ...], n_iters: int = 3) -> dict[str, Any]:
     k, p, stride = case[5:]
     offset = np.random.default_rng(1).standard_normal((k, k, p, p))
-    return {"n_iters": n_iters, "variance_floor": FLOOR, "k": k, "stride": stride, "offset": offset}
+    return {"lambdas": [0.4, 0.7, 1.0][-n_iters:], "variance_floor": FLOOR, "k": k, "stride": stride, "offset": offset}
 
 
 def field_case(form: str, policy: str, case: tuple[int, ...], n_iters: int = 3, activity: float = 1.0) -> Case:
@@ -308,7 +308,7 @@ def all_cases() -> dict[str, Callable[[], Case]]:
             add("conv_plain", capsules_case, conv, loss, policy, plain=True)
             add("conv_fast", capsules_case, conv, loss, policy)
     add("views", capsules_case, s, dataset="smallnorb", data_dir=".", em_iters=1)
-    add("conv_fast", capsules_case, conv, sizes=(3, 1, 4, 2), em_iters=3, dataset="toys")
+    add("conv_fast", capsules_case, conv, sizes=(3, 1, 4, 2), em_iters=3, lambda_first=0.4, dataset="toys")
     for parts in ({"vote_bias": "learned"}, {"assignments": "even"}, {"assignments": "even", "vote_bias": "learned"}):
         add("parts", capsules_case, conv, parts=parts)
     for script, name in ((s, "cnn"), (s, "cnn_matched"), (conv, "cnn")):
