@@ -38,11 +38,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fast.workers import n_processors
 from smallnorb_novel_viewpoint import Parser, UserError, int_in, one_line, path_of, print_message, script, write_file
 from support.experiment import ROOT, RUN_FLAGS, code_files, parse_flags, require_writable, run_command, script_path
 from support.result_tables import metrics_table, paired_table, rows_table, seeds_table
-from support.results import environment, parse_json, read_result, save_result
+from support.results import environment, n_processors, parse_json, read_result, save_result
 from support.statistics import has_scipy, summarise_comparison
 
 Json = dict[str, Any]

@@ -26,9 +26,8 @@ from matplotlib.figure import Figure
 
 import multimnist_capsnet as multimnist
 import visualize_multimnist_capsnet as figures
-from fast.workers import Workers
 from multimnist_capsnet import (
-    OUTPUT, Array, Batch, Config, Data, RunOptions, TrainState, int_in, parse, script, setting,
+    OUTPUT, Array, Batch, Config, Data, RunOptions, TrainState, Workers, int_in, parse, script, setting,
 )
 from support.experiment import redeclared, require_writable
 from visualize_multimnist_capsnet import DIGIT_COLOURS, both_names, in_colour

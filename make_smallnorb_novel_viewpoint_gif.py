@@ -27,10 +27,9 @@ from matplotlib.figure import Figure
 
 import smallnorb_novel_viewpoint as smallnorb
 import visualize_smallnorb_novel_viewpoint as figures
-from fast.workers import blas_threads
 from multimnist_capsnet import softmax
 from smallnorb_novel_viewpoint import (
-    OUTPUT, Array, Config, Data, RunOptions, Split, TrainState, int_in, parse, script, setting,
+    OUTPUT, Array, Config, Data, RunOptions, Split, TrainState, blas_threads, int_in, parse, script, setting,
 )
 from support.experiment import require_writable
 from visualize_smallnorb_novel_viewpoint import MODELS, RANGES

@@ -55,10 +55,11 @@ if sys.version_info < (3, 10):  # noqa: UP036
     raise SystemExit(f"this needs Python 3.10 or later, and is run by {sys.version.split()[0]}")
 
 try:  # fast twins of plain forms, and threads, where the folder lies beside the script
-    from fast import optimizers, workers
+    from fast import optimizers
+    from fast.workers import blas_threads
     HAS_FAST = True
 except ImportError:
-    HAS_FAST = False
+    HAS_FAST, blas_threads = False, contextlib.nullcontext  # type: ignore[assignment]
 
 Array = np.ndarray
 Params = dict[str, Array]
@@ -1666,7 +1667,7 @@ def make_result(config: Config, states: Mapping[str, TrainState], data: Data) ->
 
 def run(config: Config, options: Any = NO_OPTIONS, **more: Any) -> tuple[dict[str, Any], dict[str, TrainState]]:
     """Data, trainings, tests -> the result and the states. ``more`` as in ``Session``."""
-    with workers.blas_threads(options.threads) if HAS_FAST else contextlib.nullcontext():
+    with blas_threads(options.threads):
         data = make_data(config)
         states = train_all(config, data, options, **more)
         return make_result(config, states, data), states

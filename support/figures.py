@@ -34,10 +34,9 @@ from matplotlib.transforms import Bbox
 from PIL import Image
 
 from data.files import with_progress
-from fast.workers import blas_threads
 from smallnorb_novel_viewpoint import (
-    FOLDER, INPUT, RunOptions, Settings, UserError, float_in, list_of, one_of, parse, require_same, script, setting,
-    write_file,
+    FOLDER, INPUT, RunOptions, Settings, UserError, blas_threads, float_in, list_of, one_of, parse, require_same,
+    script, setting, write_file,
 )
 from support.experiment import ROOT, load_checkpoint, redeclared, require_writable, unfinished
 from support.redraw import place_of

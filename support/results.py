@@ -16,10 +16,17 @@ from typing import Any
 import numpy as np
 
 from data.files import read_text
-from fast.workers import blas_name
 from smallnorb_novel_viewpoint import UserError, print_message, write_file
 from support.experiment import ROOT
 
+try:
+    from fast.workers import blas_name, n_processors
+except ImportError:  # without fast/ nobody asks the BLAS
+    def blas_name() -> str:
+        return ""
+
+    def n_processors() -> int:
+        return os.cpu_count() or 1
 
 def git(*words: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     """What git says, as UTF-8 whatever the locale is; names of files may be of any bytes."""
