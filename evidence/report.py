@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import functools
 import io
 import itertools
@@ -379,15 +380,17 @@ def check_registered(has_history: bool) -> Iterator[str]:
 
 
 def differing(wanted: Any, found: Json, is_cnn: bool) -> list[str]:
-    """Which settings of the capsules or of the CNN are others in ``found``, the configuration in a result."""
-    found = {"cnn_weight_decay": found.get("weight_decay")} | found  # before the CNN had its own
+    """Which settings of the capsules or of the CNN are others in ``found``, the configuration in a result. One that the
+    code did not have yet had what is now its default."""
+    defaults = {field.name: field.default for field in dataclasses.fields(wanted)}
+    found = defaults | {"cnn_weight_decay": found.get("weight_decay")} | found  # before the CNN had its own
     own: Sequence[str] = ()
     other: Sequence[str] = ("n_val",)  # a search tests on validation digits, and shares all settings of digits
     if hasattr(wanted, "cnn_lr"):
         own, other = (OF_CNNS, OF_CAPSULES) if is_cnn else (OF_CAPSULES, OF_CNNS)
     names = plain(wanted).keys() - {"seed", "data_dir", *other} | {*own}
     return [name for name, value in plain(wanted).items()
-            if name in names and not (name in found and is_same(found[name], json.loads(json.dumps(value))))]
+            if name in names and not is_same(found[name], json.loads(json.dumps(value)))]
 
 
 def check_search(path: Path) -> Iterator[str]:
