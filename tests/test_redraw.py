@@ -14,9 +14,9 @@ from support import redraw
 from support.experiment import parse_flags
 from support.figures import write_if_changed
 
-
 PICTURE = "viz/multimnist_capsnet/overlay.png"
-OWN = "python visualize_multimnist_capsnet.py --dataset mnist --figures training_curves,overlay"
+SCRIPT = "python visualize_multimnist_capsnet.py"
+OWN = f"{SCRIPT} --dataset mnist --figures training_curves,overlay"
 
 
 def test_every_committed_picture_has_a_command() -> None:
@@ -64,16 +64,13 @@ def project(tmp_path: Path, monkeypatch: Patch) -> Path:
     ("command", "overwrite", "is_replaced"),
     [
         (OWN, False, True),
-        ("python visualize_multimnist_capsnet.py --figures=overlay --threads 2 --quiet --dataset mnist --data-dir x"
-         " --outdir viz --out=x --preview=x --overwrite", False, True),
-        ("python visualize_multimnist_capsnet.py --figures=overlay --dataset strokes", False, False),
-        ("python visualize_multimnist_capsnet.py --figures=overlay", False, False),  # without MNIST that draws strokes
-        ("python visualize_multimnist_capsnet.py --seed 5", False, False),
-        ("python visualize_multimnist_capsnet.py --dataset mnist --figures overlay --seed 5", False, False),
-        ("python visualize_multimnist_capsnet.py --n-epochs 8 --n-train 6000 --outdir viz", False, False),
-        ("python visualize_multimnist_capsnet.py --checkpoint run.npz", False, False),
-        ("python visualize_multimnist_capsnet.py --seed 5", True, True),
-        ("python make_multimnist_capsnet_gif.py --snapshot-every 10", False, False),
+        (f"{SCRIPT} --figures=overlay --threads 2 --quiet --dataset mnist --data-dir x --outdir viz --out=x --preview=x"
+         " --overwrite", False, True),
+        (f"{SCRIPT} --figures=overlay --dataset strokes", False, False),
+        (f"{SCRIPT} --figures=overlay", False, False),  # without MNIST that draws strokes
+        (f"{SCRIPT} --dataset mnist --figures overlay --seed 5", False, False),
+        (f"{SCRIPT} --seed 5", True, True),
+        ("python make_multimnist_capsnet_gif.py --dataset mnist", False, False),
         ("pytest", False, False),
     ],
 )
@@ -101,54 +98,41 @@ def test_other_files_are_written_where_they_are_asked_for(project: Path) -> None
 
 
 def test_pictures_are_drawn_again(project: Path, monkeypatch: Patch, capfd: Capture) -> None:
-    """One is the same, one another, one is left out; one command fails, and one is killed."""
-    for name, content in (("same", "of the page"), ("other", "new")):
-        (project / f"{name}.py").write_text(f"open('{name}.png', 'w').write('{content}')")
+    """One is the same, one another, one of a whole folder is new, one is left out; one command fails, one is killed."""
+    for name, line in {
+        "same": "open('same.png', 'w').write('of the page')", "other": "open('other.png', 'w').write('new')",
+        "new": "open('all/new.png', 'w')", "bad": "raise SystemExit(3)", "killed": "import os; os.kill(os.getpid(), 9)",
+    }.items():
+        (project / f"{name}.py").write_text(line)
         (project / f"{name}.png").write_text("of the page")
-    (project / "bad.py").write_text("raise SystemExit(3)")
-    (project / "killed.py").write_text("import os; os.kill(os.getpid(), 9)")
-    rows = ["| `same.png` | `python same.py` | 1 s |", "| `other.png` | `python other.py` | 2 s |",
-            "| `far.png` | `python far.py` | 3 s | a browser |"]
-    (project / redraw.TABLE).write_text("\n".join(rows))
-    (project / "page.md").write_text("![c](far.png)")
+    (project / "all").mkdir()
+    rows = {"same.png": "same.py` | 1 s", "other.png": "other.py` | 2 s", "all/": "new.py` | 3 s",
+            "far.png": "far.py` | 4 s | a browser", "bad.png": "bad.py` | 5 s", "killed.png": "killed.py` | 6 s"}
+    (project / redraw.TABLE).write_text("\n".join(f"| `{name}` | `python {row} |" for name, row in rows.items()))
+    (project / "page.md").write_text("![c](far.png) ![d](all/new.png)")
     (project / "more.md").write_text("![b](other.png) ![a](same.png)")
+    (project / "README.md").write_text("![a](same.png)")
     assert redraw.main(["page.md", "more.md"]) == 0
     out = capfd.readouterr().out
-    assert "1 unchanged, 1 changed, 1 left out\n    other.png" in out
+    assert out.endswith("1 unchanged, 2 changed, 1 left out\n    other.png\n    all/new.png\n")
     assert "left out: it needs a browser" in out
     assert [line for line in out.splitlines() if line.startswith("python ")] == [  # in the order of the tables
-        "python same.py   # 1 s", "python other.py   # 2 s", "python far.py   # 3 s"]
-    (project / "all").mkdir()
-    (project / "other.py").write_text("open('all/other.png', 'w')")
-    (project / redraw.TABLE).write_text("\n".join(rows).replace("`other.png`", "`all/`"))
-    assert redraw.main(["--all"]) == 0  # a whole folder, and a picture that was not there
-    assert "1 unchanged, 1 changed, 1 left out\n    all/other.png" in capfd.readouterr().out
-    (project / redraw.TABLE).write_text("\n".join(rows))
-    assert redraw.main(["--all"]) == 0
-    assert "2 unchanged, 0 changed" in capfd.readouterr().out
-
-    (project / "README.md").write_text("![a](same.png)")
-    (project / "elsewhere").mkdir()
-    monkeypatch.chdir("elsewhere")
-    assert redraw.main([]) == 0  # the front page of the project, whose commands run in its folder
-    assert "1 unchanged, 0 changed" in capfd.readouterr().out
-    rows += [f"| `{name}.png` | `python {name}.py` | 1 s |" for name in ("bad", "killed")]
-    (project / redraw.TABLE).write_text("\n".join(rows))
-    (project / "bad.png").write_text("of the page")
+        "python same.py   # 1 s", "python other.py   # 2 s", "python new.py   # 3 s", "python far.py   # 4 s"]
     assert redraw.main(["--all"]) == 1
     said = capfd.readouterr()
-    assert "2 unchanged, 0 changed, 1 left out" in said.out  # the picture of a command that fails is not among them
-    assert said.err == "error: 2 of 5 commands failed: python bad.py\n"
+    assert "3 unchanged, 0 changed, 1 left out" in said.out  # the pictures of commands that fail are not among them
+    assert said.err == "error: 2 of 6 commands failed: python bad.py\n"
+    monkeypatch.chdir("all")
+    assert redraw.main([]) == 0  # the front page of the project, whose commands run in its folder
+    assert "1 unchanged, 0 changed" in capfd.readouterr().out
 
 
 def test_a_folder_of_mnist_is_for_those_that_train_on_it(project: Path, capfd: Capture) -> None:
     (project / "say.py").write_text("import sys; print('given', sys.argv[1:])")
-    rows = [f"| `{name}.png` | `python say.py {flags}` | 1 s |" for name, flags in
-            (("a", "--dataset mnist"), ("b", "--dataset voxels"))]
+    rows = [f"| `{name}.png` | `python say.py --dataset {name}` | 1 s |" for name in ("mnist", "voxels")]
     (project / redraw.TABLE).write_text("\n".join(rows))
-    (project / "README.md").write_text("![a](a.png) ![b](b.png)")
-    for flags, name, folder in ((["--all"], "~/a", Path("~/a").expanduser()), ([], "b", project / "b")):
-        assert redraw.main([*flags, "--data-dir", name]) == 0
+    for name, folder in (("~/a", Path("~/a").expanduser()), ("b", project / "b")):
+        assert redraw.main(["--all", "--data-dir", name]) == 0
         given = [line for line in capfd.readouterr().out.splitlines() if line.startswith("given")]
         words = ["--dataset", "mnist", "--data-dir", f"{folder.absolute()}"]
         assert given == [f"given {words}", "given ['--dataset', 'voxels']"]
