@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import html
-import importlib
 import io
 import itertools
 import json
@@ -22,7 +21,7 @@ from cmarkgfm.cmark import Options
 
 import visualize_multimnist_capsnet
 from evidence.claims import CLAIMS, REGISTERED, Condition
-from helpers import ROOT, Capture, Patch
+from helpers import ROOT, Capture, Patch, load
 from more import visualize_capsule_attacks, visualize_conv_matrix_capsules
 from smallnorb_novel_viewpoint import parse
 from support.experiment import load_script, script_path
@@ -79,10 +78,8 @@ def test_page(path: Path) -> None:
     ("source", "fault"),
     [
         ("<details>\n**bold**\n</details>", "raw Markdown '**'"),
-        ("A `code word.", "raw Markdown '`'"),
         ("The formula \\frac{a}{b} is raw.", "raw Markdown '\\\\frac'"),
         ("| a | b |\n| 1 | 2 |", "raw Markdown '| a | b |'"),
-        ("[a]\n\n[a]: http://x.y [b]: http://x.z", "raw Markdown ']: http'"),
         ("#Heading [a] (b)\n\n[a](no_such_file.md)", "dead link no_such_file.md"),
         ("[a](../../etc)", "dead link ../../etc"),
         ("# One\n\n[a](#two)", "dead anchor #two"),
@@ -125,11 +122,8 @@ def flags_on_pages() -> list[tuple[str, str, str]]:
 
 @functools.cache
 def help_of(name: str) -> str:
-    path = script_path(name)
-    assert path, f"no script {name}"
-    module = importlib.import_module(".".join(path.relative_to(ROOT).with_suffix("").parts))
     with contextlib.redirect_stdout(io.StringIO()) as said, pytest.raises(SystemExit):
-        raise SystemExit(module.main(["--help-all"]))
+        raise SystemExit(load(name).main(["--help-all"]))
     return said.getvalue()
 
 
