@@ -28,21 +28,29 @@ import numpy as np
 import pytest
 
 import compare_seeds
-from compare_seeds import Job, Setting, main
-from fast.workers import blas_name, n_processors
+from compare_seeds import Setting
+from fast.workers import n_processors
 from helpers import DATA, ROOT, Capture, Patch, usage_error
-from support.results import git_commit, parse_json
+from support.results import environment, parse_json
 from support.statistics import read_comparison, summarise_comparison
 
+SCRIPT = Path("fake.py")
 FAKE = (DATA / "fake_experiment.py").read_text()
 
 
-@pytest.fixture
-def fake(tmp_path: Path, monkeypatch: Patch) -> str:
-    """The experiment's path; the test runs in its folder."""
+@pytest.fixture(autouse=True)
+def _fake(tmp_path: Path, monkeypatch: Patch) -> None:
+    """The experiment, in the folder in which the test runs."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "fake.py").write_text(FAKE)
-    return "./fake.py"
+    SCRIPT.write_text(FAKE)
+
+
+def compare(flags: str) -> int:
+    return compare_seeds.main(["./fake.py", *shlex.split(flags)])
+
+
+def parse_command(flags: str) -> tuple[Any, list[Setting]]:
+    return compare_seeds.parse_command(["./fake.py", *shlex.split(flags)])
 
 
 def runs(folder: str = ".") -> list[list[str]]:
@@ -66,229 +74,225 @@ def wait_until(is_so: Callable[[], bool], seconds: float = 30) -> None:
         time.sleep(0.02)
 
 
-def load(path: str) -> dict[str, Any]:
-    document: dict[str, Any] = parse_json(Path(path))
+def load(name: str) -> dict[str, Any]:
+    document: dict[str, Any] = parse_json(Path("results", "fake", f"{name}.json"))
     return document
 
 
 # --- What is written and printed --------------------------------------------------------------------------------------
 
 
-def test_three_seeds(fake: str, capsys: Capture) -> None:
-    assert main([fake, "--seeds", "0:3", "--jobs", "2", "--", "--shift", "0.2"]) == 0
+def test_three_seeds(capsys: Capture) -> None:
+    assert compare("--seeds 0:3 --jobs 2 -- --shift 0.2") == 0
     out = capsys.readouterr().out
     assert out.startswith("fake (numbers), top_accuracy\n")
     assert out.endswith("\n± is half of a 95 % interval of the mean\n\nresults/fake/0-2.json is written\n")
-    document = load("results/fake/0-2.json")
+    document = load("0-2")
     assert document["command"] == "python compare_seeds.py ./fake.py --seeds 0:3 -- --shift 0.2"
     assert (document["headline"], document["dataset"], document["seeds"]) == ("top_accuracy", "numbers", [0, 1, 2])
-    assert main([fake, "--seeds", "0", "--threads", "2", "--jobs=1", "--resume"]) == 0
-    command = load("results/fake/0.json")["command"]
-    assert command == "python compare_seeds.py ./fake.py --seeds 0 --threads 2"  # numbers may depend on threads
-    assert load("results/fake/0.json")["environment"]["threads"] == 2
     assert document["reference"] == "capsules"
-    found = document["environment"]
-    assert (found["threads"], found["numpy"], found["blas"]) == (1, np.__version__, blas_name())
-    assert (found["n_cpus"], found["git_commit"]) == (os.cpu_count(), git_commit())
     assert (document["config"], document["settings"]["default"]["config"]) == ({"shift": 0.2}, {})
+    assert document["environment"] == environment(threads=1)
     entry = read_comparison("results/fake/0-2.json")["settings"]["default"]
     assert entry["models"]["capsules"]["n_params"] == 1234
     assert [run["seed"] for run in entry["runs"]] == [0, 1, 2]
     assert not {"train_seconds", "epoch_seconds"} & entry["runs"][0]["models"]["cnn"].keys()
     assert "history" not in entry["runs"][0]
-    assert re.search(r"\| cnn +\| +top_accuracy \| +\+0\.\d{3} \| .* \| +3 of 3 \|\n", out), (
-        "no verdict with three seeds"
-    )
+    sweep = entry["runs"][0]["models"]["cnn"]["sweep"]
+    assert sweep == {"-90": round(sweep["-90"], 6)}
+    assert re.search(r"\| cnn +\| +top_accuracy \| +\+0\.\d{3} \| .* \| +3 of 3 \|\n", out)  # and no verdict
     for seed, run in enumerate(entry["runs"]):
         two = [f"{run['models'][name]['top_accuracy']:.3f}" for name in ("capsules", "cnn")]
         assert re.search(rf"\| {seed} +\| +{two[0]} \| +{two[1]} \|", out)
-    assert main([fake, "--seeds", "0:5", "--resume", "--", "--shift", "0.2"]) == 0
+    assert compare("--seeds 0:5 --resume -- --shift 0.2") == 0
     assert "5 of 5 |  higher |" in capsys.readouterr().out
-
-
-def test_the_capsules_are_compared_with_the_others_wherever_they_stand(fake: str) -> None:
-    old, new = '(("capsules", 1234, value), ("cnn", 99, base))', '(("cnn", 99, base), ("capsules", 1234, value))'
-    assert old in FAKE
-    Path(fake).write_text(FAKE.replace(old, new))
-    assert main([fake, "--seeds", "0"]) == 0
-    assert list(load("results/fake/0.json")["settings"]["default"]["runs"][0]["models"]) == ["cnn", "capsules"]
-    assert load("results/fake/0.json")["reference"] == "capsules"
-
-
-def test_a_file_has_the_name_of_its_seeds(fake: str) -> None:
-    assert compare_seeds.parse_command([fake])[0].seeds == [0, 1, 2]
-    for seeds, name in (("5,2,9,3", "2-9"), ("7", "7"), ("4294967294,0:2", "0-4294967294")):
-        assert compare_seeds.parse_command([fake, "--seeds", seeds])[0].out == Path("results", "fake", f"{name}.json")
-
-
-def test_options_that_keep_more(fake: str) -> None:
-    assert main([fake, "--seeds", "4", "--keep-history", "--keep-seconds", "--name", "n"]) == 0
-    run = load("results/fake/n.json")["settings"]["default"]["runs"][0]
+    assert compare("--seeds 0 --threads 2 --jobs=1 --resume --keep-history --keep-seconds --name n") == 0
+    more = load("n")
+    flags = "--seeds 0 --threads 2 --keep-history --keep-seconds --name n"  # numbers may depend on threads
+    assert more["command"] == f"python compare_seeds.py ./fake.py {flags}"
+    assert more["environment"]["threads"] == 2
+    (run,) = more["settings"]["default"]["runs"]
     assert run["history"] == {"capsules": {"loss": [1.0, 0.5]}}
     assert run["models"]["cnn"]["train_seconds"] > 0
 
 
-def test_parts_of_a_file_keep_each_other(fake: str, capsys: Capture) -> None:
-    for part, kind in (("first", "a"), ("second", "b"), ("first", "c")):
-        argv = ["--seeds", "0", "--name", "n", "--part", part, "--", "--kind", kind]
-        if (part, kind) == ("first", "c"):  # of another command
-            assert main([fake, *argv]) == 1
-            other = "python compare_seeds.py ./fake.py --seeds 0 --name n --part first -- --kind a"
-            assert f"n.json is of another command, {other}: name" in capsys.readouterr().err
-            argv = ["--resume", *argv]
-        assert main([fake, *argv]) == 0
-    parts = load("results/fake/n.json")["parts"]
-    assert {name: part["command"][-1] for name, part in parts.items()} == {"first": "c", "second": "b"}
-    assert main([fake, "--seeds", "0", "--name", "whole"]) == 0
-    before = len(runs())
-    for flags, says in (("whole --part x", "whole.json is one comparison, without"), ("n", "n.json has parts: give")):
-        assert main([fake, "--seeds", "0", "--name", *flags.split()]) == 1
+def test_the_capsules_are_compared_with_the_others_wherever_they_stand() -> None:
+    old, new = '(("capsules", 1234, value), ("cnn", 99, base))', '(("cnn", 99, base), ("capsules", 1234, value))'
+    assert old in FAKE
+    SCRIPT.write_text(FAKE.replace(old, new))
+    assert compare("--seeds 0") == 0
+    assert list(load("0")["settings"]["default"]["runs"][0]["models"]) == ["cnn", "capsules"]
+    assert load("0")["reference"] == "capsules"
+
+
+def test_a_file_has_the_name_of_its_seeds() -> None:
+    assert parse_command("")[0].seeds == [0, 1, 2]
+    for seeds, name in (("5,2,9,3", "2-9"), ("7", "7"), ("4294967294,0:2", "0-4294967294")):
+        assert parse_command(f"--seeds {seeds}")[0].out == Path("results", "fake", f"{name}.json")
+
+
+def test_parts_keep_each_other_and_a_file_of_another_command_is_left_alone(capsys: Capture) -> None:
+    for flags in ("n --part first -- --kind a", "n --part second -- --kind b", "whole"):
+        assert compare(f"--seeds 0 --name {flags}") == 0
+    before, n_runs = [Path("results/fake", f"{name}.json").read_bytes() for name in ("n", "whole")], len(runs())
+    of_first = "python compare_seeds.py ./fake.py --seeds 0 --name n --part first -- --kind a"
+    shutil.copy("fake.py", "other.py")
+    for words, says in (
+        ("./fake.py --name n --part first -- --kind c", f"n.json is of another command, {of_first}: name"),
+        ("./fake.py --name whole --part x", "whole.json is one comparison, without"),
+        ("./fake.py --name n", "n.json has parts: give"),
+        ("./other.py --resume --out results/fake/whole.json", "whole.json is of another command, python compare_seeds"),
+        ("./other.py --resume --out results/fake/n.json --part=first", f"n.json is of another command, {of_first}"),
+    ):
+        script, *flags = words.split()
+        assert compare_seeds.main([script, "--seeds", "0", *flags]) == 1
         assert says in capsys.readouterr().err
-    assert (load("results/fake/n.json")["parts"], len(runs())) == (parts, before)
+    assert [Path("results/fake", f"{name}.json").read_bytes() for name in ("n", "whole")] == before
+    assert len(runs()) == n_runs
+    assert compare("--resume --seeds 0 --name n --part first -- --kind c") == 0
+    assert {name: part["command"][-1] for name, part in load("n")["parts"].items()} == {"first": "c", "second": "b"}
 
 
-def test_the_result_does_not_depend_on_jobs(fake: str) -> None:
+def test_the_result_does_not_depend_on_jobs() -> None:
     written = []
-    for n in ("1", "5"):
-        assert main([fake, "--seeds", "0:6", "--jobs", n]) == 0
+    for n in (1, 5):
+        assert compare(f"--seeds 0:6 --jobs {n}") == 0
         written.append(Path("results/fake/0-5.json").read_bytes())
     assert written[0] == written[1]
     assert len(runs()) == 12
     assert compare_seeds.make_parser().get_default("jobs") == n_processors()
 
 
-def test_grid_and_zip(fake: str, capsys: Capture) -> None:
-    sweep = ["--zip", "gap=0:60,0:90", "shift=0.1,0.2", "--grid", "kind=a,b"]
-    assert main([fake, "--seeds", "0:2", *sweep]) == 0
+def test_grid_and_zip(capsys: Capture) -> None:
+    assert compare("--seeds 0:2 --zip gap=0:60,0:90 shift=0.1,0.2 --grid kind=a,b") == 0
     asked = [[f"{s}", x, k, g] for s in (0, 1) for g, x in (("0:60", "0.1"), ("0:90", "0.2")) for k in "ab"]
     assert sorted(words[:-1] for words in runs()) == sorted(asked)
-    document = load("results/fake/gap_shift_kind.json")
-    assert list(document["settings"]["gap=0:90 shift=0.2 kind=a"]["values"]) == ["gap", "shift", "kind"]
+    document = load("gap_shift_kind")
     assert list(document["settings"])[1] == "gap=0:60 shift=0.1 kind=b"
-    assert document["settings"]["gap=0:90 shift=0.2 kind=a"]["config"] == {"shift": 0.2}
-    assert document["config"] == {}
+    setting = document["settings"]["gap=0:90 shift=0.2 kind=a"]
+    assert (list(setting["values"]), setting["config"], document["config"]) == (
+        ["gap", "shift", "kind"], {"shift": 0.2}, {})
     table = capsys.readouterr().out
     assert re.search(r"\| cnn +\| +99 \| gap=0:90 shift=0.2 kind=b \| +2 \| +0\.\d{3} ± 0\.\d{3} \|", table)
     means = {name: np.mean([run["models"]["capsules"]["top_accuracy"] for run in entry["runs"]])
              for name, entry in document["settings"].items()}
     assert f"Best for capsules: {max(means, key=means.__getitem__)}\n" in table
-    assert main([fake, "--seeds", "0", "--zip", "gap=0:60,0:90", "kind=a,a"]) == 0  # advancing together, one may stay
+    assert compare("--seeds 0 --zip gap=0:60,0:90 kind=a,a") == 0  # advancing together, one may stay
     capsys.readouterr()
-    assert main([fake, "--seeds", "0", "--grid", "models=cnn,capsules"]) == 0  # a setting without the other's model
+    assert compare("--seeds 0 --grid models=cnn,capsules") == 0  # a setting without the other's model
     assert "Best for cnn: models=cnn\n" in capsys.readouterr().out
-    assert load("results/fake/models.json")["reference"] == "cnn"  # the first, where the first result has no capsules
+    assert load("models")["reference"] == "cnn"  # the first, where the first result has no capsules
+
+
+def test_the_terminal_shows_the_metrics_of_whole_sets(monkeypatch: Patch) -> None:
+    """Those of an angle or a class are in the file alone."""
+    metrics = ("held_out_accuracy", "azimuth_200_accuracy", "elevation_40_accuracy", "class_L_accuracy")
+    runs = []
+    for seed, value in enumerate((0.5, 0.7)):
+        of_model = {"n_params": 1} | dict.fromkeys(metrics, value)
+        runs.append({"seed": seed, "models": {"a": of_model, "b": of_model}})
+    document = {"experiment": "x", "dataset": "y", "headline": metrics[0], "reference": "a", "seeds": [0, 1],
+                "settings": {"default": {"values": {}, "runs": runs}}}
+    text = compare_seeds.describe(summarise_comparison(document))
+    assert not re.search("azimuth|elevation|class", text)
+    assert "| mean of 2 seeds   |             a |             b |\n" in text  # a row for each metric
+    assert "| held out accuracy | 0.600 ± 1.271 | 0.600 ± 1.271 |\n" in text
+    monkeypatch.setattr(compare_seeds, "has_scipy", lambda: False)
+    assert compare_seeds.describe(summarise_comparison(document)).endswith("\n\nintervals of the means need scipy")
 
 
 # --- Resuming ---------------------------------------------------------------------------------------------------------
 
 
-def test_resume_runs_only_what_is_missing(fake: str, monkeypatch: Patch) -> None:
-    for k, (flags, n_runs) in enumerate([
+def test_resume_runs_only_what_is_missing(monkeypatch: Patch) -> None:
+    for flags, n_runs in (
         ("--seeds 0:3", 3), ("--seeds 0:5 --resume", 5), ("--seeds 0 --resume", 5), ("--seeds 0", 6),
         ("--seeds 0 --resume -- --kind b", 7), ("--seeds 0 --resume --threads 2", 8),
-    ]):
-        assert main([fake, *flags.split()]) == 0
-        assert len(runs()) == n_runs, k
+    ):
+        assert compare(flags) == 0
+        assert len(runs()) == n_runs, flags
     monkeypatch.setattr(np, "__version__", "1")
-    assert main([fake, "--seeds", "0", "--resume"]) == 0
+    assert compare("--seeds 0 --resume") == 0
     assert len(runs()) == 9
 
 
-def test_resume_does_not_replace_another_experiments_result(fake: str, capsys: Capture) -> None:
-    shutil.copy("fake.py", "other.py")
-    for part in ([], ["--part=a"]):
-        out = ["--out", f"o{len(part)}.json", *part]
-        assert main([fake, "--seeds", "0", *out]) == 0
-        content = Path(out[1]).read_bytes()
-        assert main(["./other.py", "--seeds", "0", *out, "--resume"]) == 1
-        assert "is of another command, python compare_seeds.py" in capsys.readouterr().err
-        assert Path(out[1]).read_bytes() == content
-
-
-def test_resume_knows_the_code_that_is_imported(fake: str) -> None:
+def test_resume_knows_the_code_that_is_imported() -> None:
     Path("tools").mkdir()
-    files = {"tools/__init__.py": "", "tools/deep.py": "x = 0", "tools/helper.py": "from tools.deep import x"}
-    files["other.py"] = ""
+    files = {"tools/__init__.py": "", "tools/deep.py": "x = 0", "tools/helper.py": "from tools.deep import x",
+             "other.py": "", "fake.py": f"from tools import helper\n{FAKE}"}
     for name, text in files.items():
         Path(name).write_text(text)
-    Path(fake).write_text("from tools import helper\n" + FAKE)
-    n = 0
-    for name in ("fake.py", *files):
+    assert compare("--seeds 0") == 0
+    for name in files:
+        n_runs = len(runs())
         with open(name, "a") as stream:
             stream.write("\nx = 1\n")
-        n += name != "other.py"
-        assert main([fake, "--seeds", "0", "--resume"]) == 0
-        assert len(runs()) == n, name
+        assert compare("--seeds 0 --resume") == 0
+        assert len(runs()) - n_runs == (name != "other.py"), name
 
 
 @pytest.mark.parametrize("content", [b"{ half a fi", b"[]", b"\xff", b'{"headline": "x", "models": {}}',
                                      b'{"models": {"a": {"b": 0.5}}}', None])
-def test_a_file_that_is_no_result_is_run_again(fake: str, content: bytes | None) -> None:
-    assert main([fake, "--seeds", "0"]) == 0
-    good = Path("results/fake/0.json").read_bytes()
+def test_a_file_that_is_no_result_is_run_again(content: bytes | None) -> None:
+    assert compare("--seeds 0") == 0
+    good = load("0")
     (path,) = cached()
     path.write_bytes(path.read_bytes().replace(b'"loss": 0', b'"loss": NaN, "x": 0') if content is None else content)
-    assert main([fake, "--seeds", "0", "--resume"]) == 0
+    assert compare("--seeds 0 --resume") == 0
     assert len(runs()) == 2
-    assert Path("results/fake/0.json").read_bytes() == good
+    assert load("0") == good
 
 
-def test_runs_on_other_data_are_not_mixed(fake: str, capsys: Capture, monkeypatch: Patch) -> None:
+def test_runs_on_other_data_are_not_mixed(capsys: Capture, monkeypatch: Patch) -> None:
     """Two runs draw their numbers. Then the numbers are there, and nothing in the flags tells."""
     monkeypatch.setenv("NO_NUMBERS", "1")
-    assert main([fake, "--seeds", "0:2", "--name", "n"]) == 0
-    before = Path("results/fake/n.json").read_bytes()
+    assert compare("--seeds 0:2 --name n") == 0
+    before = load("n")
     monkeypatch.delenv("NO_NUMBERS")
-    assert main([fake, "--seeds", "0:9", "--resume", "--name", "n", "--jobs", "1"]) == 1
-    assert capsys.readouterr().err.endswith(
-        "error: the runs have different data sets and cannot be compared: drawn and numbers; name one with --dataset,"
-        " or leave --resume out\n"
-    )
+    assert compare("--seeds 0:9 --resume --name n --jobs 1") == 1
+    assert "error: the runs have different data sets and cannot be compared: drawn and num" in capsys.readouterr().err
     assert (n := len(runs())) <= 4, "it is found with the first run"
-    assert main([fake, "--seeds", "0:3", "--resume", "--name", "n"]) == 1  # and where none is left to run
+    assert compare("--seeds 0:3 --resume --name n") == 1  # and where none is left to run
     assert len(runs()) == n
-    assert Path("results/fake/n.json").read_bytes() == before
+    assert load("n") == before
     Path("data").mkdir()
     Path("data/numbers").write_text("1")
-    assert main([fake, "--seeds", "0", "--grid", "data-dir=data,none"]) == 0  # these were asked for
-    assert load("results/fake/data-dir.json")["dataset"] == ["numbers", "drawn"]
-    swept = {Job(Setting(name, (("dataset", name),), ()), 0, Path(name)): {"dataset": name} for name in "ab"}
-    compare_seeds.require_one_dataset(swept)
+    assert compare("--seeds 0 --grid data-dir=data,none") == 0  # these were asked for
+    assert load("data-dir")["dataset"] == ["numbers", "drawn"]
 
 
 # --- Runs that die or are stopped -------------------------------------------------------------------------------------
+
+NO_NUMBERS = "its result holds no metric of a model, or a number that is not finite"
 
 
 @pytest.mark.parametrize(
     ("death", "message"),
     [
-        ("status", "exit status 3: the last words"),
-        ("signal", "killed by signal 9: the last words"),
-        ("silence", "its result holds no metric of a model, or a number that is not finite"),
-        ("nan", "its result holds no metric of a model, or a number that is not finite"),
+        ("status", "exit status 3: the last words"), ("signal", "killed by signal 9: the last words"),
+        ("silence", NO_NUMBERS), ("nan", NO_NUMBERS),
     ],
 )
-def test_a_run_that_dies_is_named_and_alone_run_again(fake: str, capsys: Capture, death: str, message: str) -> None:
-    flags = [fake, "--seeds", "0:3", "--jobs", "3", "--", f"--death={death}"]
-    assert main(flags) == 1
+def test_a_run_that_dies_is_named_and_alone_run_again(capsys: Capture, death: str, message: str) -> None:
+    assert compare(f"--seeds 0:3 --jobs 3 -- --death={death}") == 1
     out, err = capsys.readouterr()
     assert f"seed 1, setting default: {message}\n" in err
     assert "3 of 3 runs: seed " in err
     assert err.endswith("error: 1 of 3 runs failed; the others are kept\n")
     assert "| 2 " in out
-    entry = load("results/fake/0-2.json")["settings"]["default"]
+    entry = load("0-2")["settings"]["default"]
     assert [run["seed"] for run in entry["runs"]] == [0, 2]
     assert entry["failures"] == [{"seed": 1, "error": message}]
-    assert main([*flags[:5], "--resume", *flags[5:]]) == 1
+    assert compare(f"--seeds 0:3 --jobs 3 --resume -- --death={death}") == 1
     assert seeds_run() == [0, 1, 1, 2]
 
 
-def test_a_setting_without_a_result_is_left_out(fake: str, capsys: Capture) -> None:
-    assert main([fake, "--seeds", "1", "--grid", "death=status,x"]) == 1
-    ((name, entry),) = load("results/fake/death.json")["settings"].items()
+def test_a_setting_without_a_result_is_left_out(capsys: Capture) -> None:
+    assert compare("--seeds 1 --grid death=status,x") == 1
+    ((name, entry),) = load("death")["settings"].items()
     assert (name, entry["failures"]) == ("death=x", [])
     assert "setting death=status has no result" in capsys.readouterr().err
-    assert main([fake, "--seeds", "0:2", "--", "--no-such-flag"]) == 1
+    assert compare("--seeds 0:2 -- --no-such-flag") == 1
     assert capsys.readouterr().err.endswith("error: none of the 2 runs gave a result\n")
     assert not Path("results/fake/0-1.json").exists()
 
@@ -301,9 +305,9 @@ def test_a_run_is_told_from_its_words_and_has_its_variables(monkeypatch: Patch) 
             compare_seeds.run([sys.executable, "-c", script.format(written)], {"OMP_NUM_THREADS": "2"}, " here")
 
 
-def test_what_a_run_is_started_with(fake: str, monkeypatch: Patch) -> None:
+def test_what_a_run_is_started_with(monkeypatch: Patch) -> None:
     """The same flags here and on a cluster, where a script of the project is a module of the archive."""
-    args, settings = compare_seeds.parse_command([fake, "--seeds", "7,9", "--threads=3", "--grid", "kind=a,b"])
+    args, settings = parse_command("--seeds 7,9 --threads=3 --grid kind=a,b")
     jobs = compare_seeds.make_jobs(args, settings, b"")
     assert [(job.seed, job.setting.name[-1]) for job in jobs] == [(7, "a"), (7, "b"), (9, "a"), (9, "b")]
     executor: Any = SimpleNamespace(submit=lambda *given: given)
@@ -311,7 +315,7 @@ def test_what_a_run_is_started_with(fake: str, monkeypatch: Patch) -> None:
     names = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
     threads = dict.fromkeys(names, "3")
     flags = ["--kind=b", "--seed=9", "--threads=3", "--quiet"]
-    command = [sys.executable, str(Path("fake.py").resolve()), *flags, f"--out-json={jobs[3].file}"]
+    command = [sys.executable, str(SCRIPT.resolve()), *flags, f"--out-json={jobs[3].file}"]
     path = {"PYTHONPATH": os.pathsep.join([str(ROOT), "mine"])}
     assert compare_seeds.submit(executor, jobs[3], args, b"") == (compare_seeds.run, command, threads | path)
     args.scheduler = "tcp://host:1"
@@ -319,64 +323,29 @@ def test_what_a_run_is_started_with(fake: str, monkeypatch: Patch) -> None:
         args.script = script
         expected: Any = (compare_seeds.run_on_worker, b"code", start, flags, threads)
         assert compare_seeds.submit(executor, jobs[3], args, b"code") == expected
-    with zipfile.ZipFile(io.BytesIO(compare_seeds.pack(ROOT / "smallnorb_novel_viewpoint.py"))) as archive:
-        files = {*archive.namelist()}
-        asked_for_late = {"data/norb_files.py", "data/toy_norb.py", "data/shapes.py", "fast/optimizers.py"}
-        assert asked_for_late | {"data/__init__.py"} < files
-        assert not [name for name in files if name.startswith(("evidence/", "tests/", "explorer/"))]
-    assert ROOT / "data" / "stroke_digits.py" in compare_seeds.code_files(ROOT / "multimnist_capsnet.py")
-    with compare_seeds.open_executor(5, None) as threads_here:
-        assert vars(threads_here)["_max_workers"] == 5
 
 
-def test_a_script_in_another_folder_takes_what_it_imports_of_the_project_along(fake: str) -> None:
-    """Its copy on a worker has it, and a run is stale after a change of it; a module of its own comes first."""
+def test_a_copy_of_a_script_has_what_it_imports_of_the_project() -> None:
+    """A run is stale after a change of it; a module of its own comes first."""
     Path("tables.py").write_text("import support.tables\n")
-    Path(fake).write_text(f"import smallnorb_novel_viewpoint, tables\n{FAKE}")
-    with zipfile.ZipFile(io.BytesIO(compare_seeds.pack(Path(fake).resolve()))) as archive:
-        names = {*archive.namelist()}
-        assert {"fake.py", "tables.py", "support/tables.py", "smallnorb_novel_viewpoint.py", "fast/workers.py"} < names
+    SCRIPT.write_text(f"import smallnorb_novel_viewpoint, tables\n{FAKE}")
+    with zipfile.ZipFile(io.BytesIO(compare_seeds.pack(SCRIPT.resolve()))) as archive:
+        files = {*archive.namelist()}
+        assert {"fake.py", "tables.py", "support/tables.py", "smallnorb_novel_viewpoint.py", "fast/workers.py"} < files
+        assert {"data/norb_files.py", "fast/optimizers.py", "data/__init__.py"} < files  # which it asks for late
+        assert not [name for name in files if name.startswith(("evidence/", "tests/", "explorer/"))]
         assert archive.read("tables.py") == Path("tables.py").read_bytes()
-    Path(fake).write_text("import support.tables\n")  # and no data/, fast/
-    zipfile.ZipFile(io.BytesIO(compare_seeds.pack(Path(fake).resolve()))).extractall("copy")
-    subprocess.run([sys.executable, Path("copy", fake).resolve()], env={**os.environ, "PYTHONPATH": ""}, check=True)
+    SCRIPT.write_text("import support.tables\n")  # and no data/, fast/
+    zipfile.ZipFile(io.BytesIO(compare_seeds.pack(SCRIPT.resolve()))).extractall("copy")
+    subprocess.run([sys.executable, Path("copy", SCRIPT).resolve()], env={**os.environ, "PYTHONPATH": ""}, check=True)
 
 
-def test_a_module_of_the_project_runs_on_a_worker(fake: str, monkeypatch: Patch) -> None:
-    worker = SimpleNamespace(local_directory=str(Path("space").resolve()), address="tcp://w:1")
-    monkeypatch.setitem(sys.modules, "distributed", SimpleNamespace(get_worker=lambda: worker))
-    Path("space").mkdir()
-    with zipfile.ZipFile("code.zip", "w") as archive:
-        archive.writestr("more/module.py", FAKE)
-    content = compare_seeds.run_on_worker(Path("code.zip").read_bytes(), ["-m", "more.module"], ["--seed=3"], {})
-    assert json.loads(content)["seed"] == 3
-    assert list(Path("space").iterdir()) == []
-
-
-def test_histories_and_failures_are_those_of_the_runs(fake: str) -> None:
-    """Which end in any order."""
-    args, (setting,) = compare_seeds.parse_command([fake, "--seeds", "0:4", "--keep-history"])
-    args.environment = {"python": "3"}
-    jobs = [Job(setting, seed, Path("x")) for seed in range(4)]
-    models = {"a": {"loss": 2 / 3, "n_params": 1234567, "sweep": {"-90": 1 / 3}, "reached": None}}
-    results: Any = {
-        job: {"headline": "loss", "models": models, "history": {"a": {"loss": [job.seed]}}} for job in jobs[:2]
-    }
-    document = compare_seeds.make_document(args, [setting], results, {jobs[3]: "late", jobs[2]: "early"})
-    assert (document["environment"], document["reference"]) == ({"python": "3"}, "a")
-    (entry,) = document["settings"].values()
-    assert [run["history"] for run in entry["runs"]] == [{"a": {"loss": [seed]}} for seed in (0, 1)]
-    short = {"loss": 0.666667, "n_params": 1234567, "sweep": {"-90": 0.333333}, "reached": None}
-    assert entry["runs"][0]["models"] == {"a": short}
-    assert entry["failures"] == [{"seed": 2, "error": "early"}, {"seed": 3, "error": "late"}]
-
-
-def started(fake: str, *flags: str) -> subprocess.Popen[str]:
-    command = [sys.executable, compare_seeds.__file__, fake, "--jobs", "2", *flags]
+def started(flags: str) -> subprocess.Popen[str]:
+    command = [sys.executable, compare_seeds.__file__, "./fake.py", "--jobs", "2", *flags.split()]
     return subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
-def test_a_run_that_has_just_begun_is_stopped_too(fake: str, monkeypatch: Patch) -> None:
+def test_a_run_that_has_just_begun_is_stopped_too(monkeypatch: Patch) -> None:
     """It hangs, and is under way before the thread that started it knows."""
 
     class Late(subprocess.Popen[bytes]):
@@ -392,7 +361,7 @@ def test_a_run_that_has_just_begun_is_stopped_too(fake: str, monkeypatch: Patch)
     monkeypatch.setattr(subprocess, "Popen", Late)
     with ThreadPoolExecutor(1) as other:
         other.submit(stop)
-        assert main([fake, "--seeds", "2"]) == 143
+        assert compare("--seeds 2") == 143
     assert cached() == []
 
 
@@ -405,10 +374,10 @@ def is_running(process: int) -> bool:
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_stopped_it_keeps_what_is_finished_and_ends_its_runs(fake: str, number: signal.Signals, status: int) -> None:
+def test_stopped_it_keeps_what_is_finished_and_ends_its_runs(number: signal.Signals, status: int) -> None:
     """Two runs are finished and the next two hang."""
     Path("hang").touch()
-    with started(fake, "--seeds", "0:5") as process:
+    with started("--seeds 0:5") as process:
         wait_until(lambda: len(cached()) == 2 and len(runs()) == 4)
         process.send_signal(number)
         out, err = process.communicate(timeout=20)
@@ -418,18 +387,18 @@ def test_stopped_it_keeps_what_is_finished_and_ends_its_runs(fake: str, number: 
     assert (out, Path("results/fake/0-4.json").exists()) == ("", False)
     assert not any(is_running(int(words[-1])) for words in runs())
     Path("hang").unlink()
-    assert main([fake, "--seeds", "0:5", "--resume"]) == 0
+    assert compare("--seeds 0:5 --resume") == 0
     assert len(runs()) == 4 + 3
 
 
-def test_killed_its_runs_end_by_themselves_and_count(fake: str) -> None:
+def test_killed_its_runs_end_by_themselves_and_count() -> None:
     """Two runs are on when it is killed. They finish, and are not run again."""
-    with started(fake, "--seeds", "0:4", "--", "--sleep", "1") as process:
+    with started("--seeds 0:4 -- --sleep 1") as process:
         wait_until(lambda: len(runs()) == 2)
         process.kill()
     assert cached() == []
     wait_until(lambda: len(cached()) == 2)
-    assert main([fake, "--seeds", "0:4", "--resume", "--", "--sleep", "1"]) == 0
+    assert compare("--seeds 0:4 --resume -- --sleep 1") == 0
     assert seeds_run() == [0, 1, 2, 3]
 
 
@@ -437,87 +406,80 @@ def test_killed_its_runs_end_by_themselves_and_count(fake: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "flags",
-    [
-        "", "no_such_experiment", "FAKE --seeds 3:1", "FAKE --seeds one", "FAKE --seeds -1", "FAKE --seeds 1,1",
-        "FAKE --grid kind", "FAKE --grid kind=", "FAKE --grid kind=a,a", "FAKE --grid kind=a kind=b",
-        "FAKE --grid seed=1,2", "FAKE --zip kind=a,b gap=1", "FAKE --grid kind=a,b -- --kind c",
-        *(f"FAKE -- --{flag}=4" for flag in ("seed", "out-json", "threads", "quiet", "checkpoint", "resume")),
-        "FAKE --jobs 0", "FAKE --jobs many", "FAKE --threads -1", "FAKE --name a/b",
-        "FAKE --part a#b", "FAKE --out FAKE", "FAKE --out x -- --data-dir x", "FAKE --out x --grid data-dir=a,x",
-        "FAKE --scheduler nowhere", "FAKE --scheduler http:///8786",
-    ],
-)
-def test_usage_errors(fake: str, capsys: Capture, flags: str) -> None:
-    usage_error(compare_seeds, shlex.split(flags.replace("FAKE", fake)), capsys)
-    assert runs() == []
-
-
-@pytest.mark.parametrize(
     ("words", "says"),
     [
+        ("", ""), ("no_such_experiment", "argument EXPERIMENT: there is no script no_such_experiment"),
+        ("FAKE --seeds 3:1", "'3:1'"), ("FAKE --seeds one", "'one'"), ("FAKE --seeds -1", "seeds"),
+        ("FAKE --seeds 1,1", "'1,1' has a seed twice"),
+        ("FAKE --grid kind", "'kind'"), ("FAKE --grid kind=", "'kind='"),
+        ("FAKE --grid kind=a,a", "a setting occurs twice"), ("FAKE --grid kind=a kind=b", "--kind is named twice"),
+        ("FAKE --grid kind=a,b -- --kind c", "--kind is named twice"), ("FAKE --grid seed=1,2", "--seed is not"),
+        ("FAKE --zip kind=a,b gap=1", "argument --zip: "),
+        *((f"FAKE -- --{name}=4", f"--{name} is not for the experiment here")
+          for name in ("seed", "out-json", "threads", "quiet", "checkpoint", "resume")),
+        ("FAKE --jobs 0", "argument --jobs: "), ("FAKE --threads -1", "argument --threads: "),
+        ("FAKE --name a/b", "argument --name: "), ("FAKE --part a#b", "argument --part: "),
+        *((f"FAKE --out {path}", f"argument --out: would overwrite {named}") for path, named in
+          (("FAKE", ""), ("x -- --data-dir x", "x"), ("x --grid data-dir=a,x", "x"))),
+        ("FAKE --scheduler nowhere", "argument --scheduler: "), ("FAKE --scheduler http:///8786", "http:///8786"),
+        ("smallnorb_novel_viewpoint --n-epochs 3", "--n-epochs 3; flags of the experiment stand after --"),
         ("smallnorb_novel_viewpoint --grid em-iters=1,x", "argument --em-iters: 'x' is not a whole number"),
         ("smallnorb_novel_viewpoint --grid colour=red,blue", "unrecognized arguments: --colour=red"),
         ("conv_matrix_capsules -- --dataset smallnorb", "argument --data-dir: goes with --dataset smallnorb"),
-        ("claims", "is no experiment, as smallnorb_novel_viewpoint is: it has neither Config and Options nor make_pa"),
+        ("claims", "claims.py is no experiment, as smallnorb_novel_viewpoint is: it has neither Config and Options"),
         ("visualize_multimnist_capsnet", "unrecognized arguments: --out-json=x.json"),
     ],
 )
-def test_what_an_experiment_refuses_is_said_once_and_before_any_run(
-    words: str, says: str, tmp_path: Path, monkeypatch: Patch, capsys: Capture
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(compare_seeds, "run_all", lambda *_: pytest.fail("a run has started"))
-    line = usage_error(compare_seeds, shlex.split(words), capsys)
-    assert re.search(rf": error: {words.split()[0]}.py:? {re.escape(says)}", line)
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_flag_of_the_experiment_before_the_dashes_is_told_its_place(capsys: Capture) -> None:
-    line = usage_error(compare_seeds, ["smallnorb_novel_viewpoint", "--n-epochs", "3"], capsys)
-    assert "unrecognized arguments: --n-epochs 3; flags of the experiment stand after --" in line
-
-
-def test_a_full_disk_loses_no_table(fake: str, monkeypatch: Patch, capsys: Capture) -> None:
-    full = compare_seeds.UserError("cannot write x.json: No space left on device")
-    monkeypatch.setattr(compare_seeds, "save_result", Mock(side_effect=full))
-    assert main([fake, "--seeds", "0,1", "--out", "x.json"]) == 1
-    out, error = capsys.readouterr()
-    assert "| mean |" in out
-    assert error.endswith("x.json: No space left on device; the runs are kept, and --resume writes them\n")
+def test_usage_errors(words: str, says: str, capsys: Capture) -> None:
+    """Also what an experiment refuses is said once and before any run."""
+    assert says in usage_error(compare_seeds, shlex.split(words.replace("FAKE", "./fake.py")), capsys)
+    assert [path.name for path in Path().iterdir()] == ["fake.py"]
 
 
 @pytest.mark.parametrize(("error", "status"), [(BrokenPipeError(32, "Broken pipe"), 0), (OSError(28, "full"), 1)])
-def test_a_result_is_written_whoever_reads_the_table(
-    error: OSError, status: int, fake: str, monkeypatch: Patch
-) -> None:
+def test_a_result_is_written_whoever_reads_the_table(error: OSError, status: int, monkeypatch: Patch) -> None:
     monkeypatch.setattr(compare_seeds, "print", Mock(side_effect=error), raising=False)
     monkeypatch.setattr(os, "dup2", lambda *_: None)  # of pytest's own stdout
-    assert main([fake, "--seeds", "0,1", "--out", "x.json"]) == status
-    assert json.loads(Path("x.json").read_text())["settings"]
+    assert compare("--seeds 0,1") == status
+    assert load("0-1")["settings"]
 
 
-def test_a_script_that_cannot_be_read_or_a_result_that_cannot_be_written(
-    fake: str, monkeypatch: Patch, capsys: Capture
-) -> None:
-    Path("results").write_text("a file where a folder must be")
-    assert main([fake, "--seeds", "0"]) == 1
-    assert capsys.readouterr().err.startswith("error: cannot write results")
-    Path(".cache").write_text("")
-    assert main([fake, "--seeds", "0", "--out", "x.json"]) == 1
-    assert capsys.readouterr().err.startswith("error: cannot write .cache/")
+def test_a_result_that_cannot_be_written_or_a_script_that_cannot_be_read(monkeypatch: Patch, capsys: Capture) -> None:
+    full = compare_seeds.UserError("cannot write x.json: No space left on device")
+    with monkeypatch.context() as patch:
+        patch.setattr(compare_seeds, "save_result", Mock(side_effect=full))
+        assert compare("--seeds 0,1 --out x.json") == 1
+    out, error = capsys.readouterr()
+    assert "| mean |" in out
+    assert error.endswith("x.json: No space left on device; the runs are kept, and --resume writes them\n")
+    shutil.rmtree(".cache")
+    for place in ("results", ".cache"):
+        Path(place).write_text("a file where a folder must be")
+        assert compare("--seeds 0" + (" --out x.json" if place == ".cache" else "")) == 1
+        assert capsys.readouterr().err.startswith(f"error: cannot write {place}")
     Path(".cache").unlink()
     for source in (b"\xff", b"def", b"x = 1\0"):
-        Path(fake).write_bytes(source)
-        assert main([fake, "--seeds", "0", "--out", "x.json"]) == 1
+        SCRIPT.write_bytes(source)
+        assert compare("--seeds 0 --out x.json") == 1
         assert re.fullmatch(r"error: \S+/fake.py is no Python program .*\n", capsys.readouterr().err)
     monkeypatch.setitem(sys.modules, "more.capsule_attacks", None)
-    assert main(["capsule_attacks", "--seeds", "0"]) == 1
+    assert compare_seeds.main(["capsule_attacks", "--seeds", "0"]) == 1
     assert capsys.readouterr().err.startswith("error: capsule_attacks.py cannot be imported: ModuleNotFoundError")
-    assert runs() == []
+    assert seeds_run() == [0, 1]
 
 
 # --- A cluster --------------------------------------------------------------------------------------------------------
+
+
+def test_a_module_of_the_project_runs_on_a_worker(monkeypatch: Patch) -> None:
+    Path("space").mkdir()
+    worker = SimpleNamespace(local_directory=str(Path("space").resolve()), address="tcp://w:1")
+    monkeypatch.setitem(sys.modules, "distributed", SimpleNamespace(get_worker=lambda: worker))
+    with zipfile.ZipFile("code.zip", "w") as archive:
+        archive.writestr("more/module.py", FAKE)
+    content = compare_seeds.run_on_worker(Path("code.zip").read_bytes(), ["-m", "more.module"], ["--seed=3"], {})
+    assert json.loads(content)["seed"] == 3
+    assert list(Path("space").iterdir()) == []
 
 
 @contextlib.contextmanager
@@ -546,59 +508,40 @@ def cluster(n_workers: int) -> Iterator[tuple[str, list[subprocess.Popen[bytes]]
             process.wait()
 
 
-def test_a_cluster_gives_the_numbers_of_this_machine_though_a_worker_is_killed(fake: str) -> None:
+def test_a_cluster_gives_the_numbers_of_this_machine_though_a_worker_is_killed() -> None:
     """The workers have nothing of the experiment, which imports a module of its folder."""
     Path("tools").mkdir()
     Path("tools/helper.py").write_text("x = 0.125")
-    Path(fake).write_text(FAKE.replace("import argparse", "import argparse\n\nfrom tools.helper import x")
-                          .replace("value = base +", "value = x + base +"))
-    flags = ["--seeds", "0:6", "--", "--sleep", "0.5"]
-    assert main([fake, "--jobs", "6", *flags]) == 0
-    local = load("results/fake/0-5.json")
+    SCRIPT.write_text(FAKE.replace("import argparse", "import argparse\n\nfrom tools.helper import x")
+                      .replace("value = base +", "value = x + base +"))
+    flags = "--seeds 0:6 -- --sleep 0.5"
+    assert compare(f"--jobs 6 {flags}") == 0
+    local = load("0-5")
     with cluster(2) as (address, workers):
-        with started(fake, "--scheduler", address, *flags) as process:
+        with started(f"--scheduler {address} {flags}") as process:
             wait_until(lambda: bool(runs("worker0")))
             workers[0].kill()
             _, err = process.communicate(timeout=60)
         assert process.returncode == 0, err
-        assert load("results/fake/0-5.json")["settings"] == local["settings"]
-        assert load("results/fake/0-5.json")["command"] == local["command"]
+        assert load("0-5")["settings"] == local["settings"]
+        assert load("0-5")["command"] == local["command"]
         assert len(runs("worker0")) + len(runs("worker1")) > 6, "what the killed worker was at has been done again"
         assert [path.name for path in Path("worker1").iterdir() if path.is_file()] == ["runs.log"]
-        with started(fake, "--scheduler", address, "--seeds", "0:2", "--", "--death", "status") as process:
+        with started(f"--scheduler {address} --seeds 0:2 -- --death status") as process:
             _, err = process.communicate(timeout=60)
         where = rf"\(worker tcp://127.0.0.1:\d+ in {Path('worker1').resolve()}\)"
         assert re.search(rf"seed 1, setting default: exit status 3: the last words {where}\n", err)
 
 
-def test_no_scheduler_and_no_dask(fake: str, capsys: Capture, monkeypatch: Patch) -> None:
+def test_no_scheduler_and_no_dask(capsys: Capture, monkeypatch: Patch) -> None:
     pytest.importorskip("distributed", reason="Dask is not installed")
     monkeypatch.setattr(compare_seeds, "DASK_TIMEOUT", 0.3)
-    assert main([fake, "--seeds", "1"]) == 0
-    assert main([fake, "--seeds", "1", "--resume", "--scheduler", "tcp://127.0.0.1:1"]) == 0  # nothing is left to run
+    nowhere = "--scheduler tcp://127.0.0.1:1"
+    assert compare("--seeds 1") == 0
+    assert compare(f"--seeds 1 --resume {nowhere}") == 0  # nothing is left to run
     capsys.readouterr()
-    assert main([fake, "--seeds", "0", "--scheduler", "tcp://127.0.0.1:1"]) == 1
+    assert compare(f"--seeds 0 {nowhere}") == 1
     assert "error: there is no Dask scheduler at tcp://127.0.0.1:1" in capsys.readouterr().err
     monkeypatch.setitem(sys.modules, "distributed", None)
-    assert main([fake, "--seeds", "0", "--scheduler", "tcp://127.0.0.1:1"]) == 1
+    assert compare(f"--seeds 0 {nowhere}") == 1
     assert capsys.readouterr().err == 'error: --scheduler needs Dask: pip install "dask[distributed]"\n'
-
-
-def test_the_terminal_shows_the_metrics_of_whole_sets(monkeypatch: Patch) -> None:
-    """Those of an angle or a class are in the file alone."""
-    shown = ("held_out_accuracy", "hard_accuracy")
-    hidden = ("azimuth_200_accuracy", "elevation_40_accuracy", "class_L_accuracy")
-    runs = []
-    for seed, value in enumerate((0.5, 0.7)):
-        metrics = {"n_params": 1} | dict.fromkeys((*shown, *hidden), value)
-        runs.append({"seed": seed, "models": {"a": metrics, "b": metrics}})
-    document = {"experiment": "x", "dataset": "y", "headline": shown[0], "reference": "a", "seeds": [0, 1],
-                "settings": {"default": {"values": {}, "runs": runs}}}
-    text = compare_seeds.describe(summarise_comparison(document)).replace("_", " ")
-    assert all(name.replace("_", " ") in text for name in shown)
-    assert not any(name.replace("_", " ") in text for name in hidden)
-    assert "| mean of 2 seeds   |             a |             b |\n" in text  # a row for each metric
-    assert "| held out accuracy | 0.600 ± 1.271 | 0.600 ± 1.271 |\n" in text
-    assert text.endswith("± is half of a 95 % interval of the mean")
-    monkeypatch.setattr(compare_seeds, "has_scipy", lambda: False)
-    assert compare_seeds.describe(summarise_comparison(document)).endswith("\n\nintervals of the means need scipy")
