@@ -76,13 +76,6 @@ def test_a_committed_search_follows_from_its_kept_runs(path: Path) -> None:
     assert {stage: seeds[-1] for stage, seeds in m.SEEDS.items()} == m.FRESH  # as many fresh ones as in the last stage
 
 
-def test_the_edges_of_an_axis_are_its_two_ends_but_for_no_decay() -> None:
-    axes: list[list[Any]] = [[0.5, 1, 2], [0, 0.3, 1], [10, 20, 40]]
-    assert m.edges(axes, (1, 0.3, 20)) == m.edges(axes, (1, 0, 20)) == []
-    assert m.edges(axes, (0.5, 0, 10)) == m.edges(axes, (2, 0.3, 40)) == [0, 2]
-    assert m.edges([axes[0], [0.3, 1, 3], axes[2]], (1, 0.3, 20)) == m.edges(axes, (1, 1, 20)) == [1]
-
-
 def test_a_longer_training_that_gains_on_fresh_seeds_wins(tmp_path: Path, monkeypatch: Patch) -> None:
     """There 80 epochs gain 3 points on 40, and 160 gain 1 more, and differ by seed."""
 
@@ -155,7 +148,8 @@ def test_a_run_under_attack_has_the_accuracy_of_the_attacks_on_its_networks(
     rates = (asked.cnn_lr, asked.cnn_weight_decay) if model == "cnn" else (asked.lr, asked.weight_decay)
     assert (*rates, asked.standardize, asked.n_attack) == (0.001, 1.0, "image", 50)
     data = module.make_data(asked)
-    train_all, trainings = module.train_all, []
+    train_all = module.train_all
+    trainings: list[Any] = []
 
     def train(config: Any, *given: Any, **more: Any) -> Any:
         trainings.append((config, train_all(config, *given, **more)))
