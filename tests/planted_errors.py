@@ -314,7 +314,7 @@ data/digit_files.py test_digit_files
   test_what_is_wrong_is_one_line_that_names_the_file | read_csv: len(names) > _a -> len(names) >= _a |
      read_digit_files: (_a, _b, _c, _d, '.rar') -> (_a, _b, _c, _d)
 data/labelled_pictures.py test_read_pictures
-  test_a_test_set_that_shows_little_is_a_warning | read_all: _a / 4 -> _a / 2
+  test_a_set_that_shows_little_is_a_warning | read_all: _a / 4 -> _a / 2
 data/pictures.py test_read_pictures
   test_a_photograph_is_upright_and_may_be_decoded_at_a_fraction_of_its_size |
      open_upright: (2 * side, 2 * side) -> (side // 2, side // 2)
