@@ -120,7 +120,6 @@ def other_head(digits: Digits) -> dict[str, bytes]:
 KERAS = ("x_train", "y_train", "x_test", "y_test")
 FORMS: dict[str, Form] = {
     "MNIST": idx_files(),
-    "MNIST, packed": idx_files("{part}-{what}-idx{n}-ubyte.gz", pack=True),
     "packed under the old name": idx_files(pack=True),
     "dotted": idx_files("{part}-{what}.idx{n}-ubyte"),
     "upper case": idx_files("{part}-{what}-IDX{n}-UBYTE", "T10K"),
@@ -143,6 +142,7 @@ FORMS: dict[str, Form] = {
     "rows without names": npz(*(f"arr_{k}" for k in range(4)), convert=lambda x: x.reshape(len(x), -1)),
     "0 to 1": npz(*KERAS, convert=lambda x: x[..., None] / 255),
     "black or white": npz(*KERAS, convert=lambda x: x >= 128),
+    "black or white in bytes": npz(*KERAS, convert=lambda x: (x >= 128).astype(np.uint8)),
     "0 to 255, long": npz(*KERAS, convert=lambda x: x.reshape(len(x), -1).astype(np.int64)),
     "KMNIST": kmnist,
     "EMNIST's .mat": mat,
@@ -151,43 +151,34 @@ FORMS: dict[str, Form] = {
 
 @pytest.mark.parametrize("form", FORMS)
 def test_every_form_is_read(form: str, tmp_path: Path, capsys: Capture) -> None:
-    write(FORMS[form](some()), tmp_path / "folder")
-    found = read_digit_files(tmp_path / "folder")
-    wanted = [array // 128 * 255 if form == "black or white" and array.ndim == 3 else array for array in some()]
-    for array, expected in zip(found, wanted, strict=True):
+    """A single file may be named instead of its folder."""
+    files = FORMS[form](some())
+    write(files, place := tmp_path / "folder")
+    if len(files) == 1:
+        (name,) = files
+        place /= name
+        place.with_name(f"other{place.suffix}").write_bytes(b"x")
+    wanted = [array // 128 * 255 if "black or white" in form and array.ndim == 3 else array for array in some()]
+    for array, expected in zip(read_digit_files(place), wanted, strict=True):
         assert array.dtype == np.uint8
         np.testing.assert_array_equal(array, expected)
     assert ("turned upright" in capsys.readouterr().err) == (form.startswith("EMNIST") and "mat" not in form)
 
 
-@pytest.mark.parametrize("form", ["Keras", "EMNIST's .mat"])
-def test_a_file_may_be_named_instead_of_its_folder(form: str, tmp_path: Path) -> None:
-    (name,) = files = FORMS[form](some())
-    write(files | {f"other{Path(name).suffix}": b"x"}, tmp_path)
-    np.testing.assert_array_equal(read_digit_files(tmp_path / name)[0], some()[0])
-
-
 def test_the_folders_own_name_is_emnist_or_holds_the_word_in_another(tmp_path: Path, monkeypatch: Patch) -> None:
+    def is_read(*places: str | Path) -> bool:
+        return all(np.array_equal(read_digit_files(place)[0], some()[0]) for place in places)
+
     for name, is_turned in (("EMNIST", 1), ("my_emnist-2", 1), ("tissuemnist", 0), ("emnists", 0)):
         write(FORMS["MNIST"](turned(some()) if is_turned else some()), tmp_path / name)
-        np.testing.assert_array_equal(read_digit_files(tmp_path / name)[0], some()[0], err_msg=name)
+        assert is_read(tmp_path / name), name
         np.testing.assert_array_equal(load_mnist(tmp_path / name).train_images, some()[0], err_msg=name)
     (tmp_path / "link").symlink_to(tmp_path / "EMNIST", target_is_directory=True)
     np.testing.assert_array_equal(load_mnist(tmp_path / "link").train_images, some()[0])
     write(FORMS["MNIST"](some()), tmp_path / "emnist project" / "mnist")  # a folder around it says nothing
-    np.testing.assert_array_equal(read_digit_files(tmp_path / "emnist project" / "mnist")[0], some()[0])
     monkeypatch.chdir(tmp_path / "EMNIST")
-    np.testing.assert_array_equal(read_digit_files(".")[0], some()[0])
     monkeypatch.setenv("HOME", str(tmp_path))
-    np.testing.assert_array_equal(read_digit_files("~/EMNIST")[0], some()[0])
-
-
-@pytest.mark.parametrize("kind", [np.uint8, np.int64, np.float32, bool])
-def test_images_of_0_and_1_are_black_and_white(kind: Any, tmp_path: Path) -> None:
-    bits = np.random.default_rng(0).integers(0, 2, (14, 28, 28))
-    np.savez(tmp_path / "bits.npz", x_train=bits.astype(kind), y_train=np.arange(14) % 10)
-    train, _, test, _ = read_digit_files(tmp_path)
-    assert sorted(np.unique([*train, *test])) == [0, 255]
+    assert is_read(tmp_path / "emnist project" / "mnist", ".", "~/EMNIST")
 
 
 def test_without_a_test_set_every_seventh_digit_is_taken(tmp_path: Path, capsys: Capture) -> None:
@@ -232,7 +223,6 @@ BAD: dict[str, tuple[dict[str, bytes], str]] = {
     "two sets": (GOOD | {f"emnist-{k}": v for k, v in GOOD.items()}, "{} holds several sets"),
     "letters": (GOOD | {LABELS: idx(np.full(40, 26, np.uint8))}, "{} has the label 26"),
     "fewer labels": (GOOD | {LABELS: idx(np.zeros(39, np.uint8))}, "{} has 40 images, but 39 labels"),
-    "more labels": (GOOD | {LABELS: idx(np.zeros(41, np.uint8))}, "{} has 40 images, but 41 labels"),
     "fewer labels of the test": (GOOD | {"t10k-labels-idx1-ubyte": idx(np.zeros(19, np.uint8))}, "{} has 20 images"),
     "labels of pictures": (GOOD | {LABELS: idx(np.zeros((40, 3), np.uint8))}, "{} has labels of the shape (40, 3)"),
     "32 x 32": (GOOD | {IMAGES: idx(np.zeros((40, 32, 32), np.uint8))}, "{} has images of the shape (40, 32, 32)"),
@@ -251,7 +241,6 @@ BAD: dict[str, tuple[dict[str, bytes], str]] = {
     "objects": (npz("arr_0", "arr_1", "arr_2", "arr_3")((*some()[:3], np.array([None]))), "mnist.npz is no .npz file"),
     "no arrays": ({"mnist.npz": zipped("x.png")}, "mnist.npz is no .npz file"),
     "empty archive": ({"mnist.npz": b"PK\5\6" + bytes(18)}, "mnist.npz is no .npz file that can be read: it has no"),
-    "text in place of arrays": ({"mnist.npz": b"hello"}, "mnist.npz is no .npz file"),
     "two .npz": ({"a.npz": b"", "b.npz": b""}, "{} holds several sets"),
     "two .mat": ({"a.mat": b"", "b.mat": b""}, "{} holds several sets"),
     "a packed .mat": ({"a.mat": zipped("a.mat")}, "a.mat cannot be read: it is a ZIP file: unpack it"),
