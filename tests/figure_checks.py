@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections import Counter
 from collections.abc import Callable, Collection
@@ -48,6 +49,14 @@ def draw_coarsely(monkeypatch: Patch) -> None:
 
 def pictures(folder: Path) -> dict[str, bytes]:
     return {path.stem: path.read_bytes() for path in sorted(folder.iterdir())}
+
+
+def write_seeds(path: Path, runs: list[dict[str, Any]], dataset: str = "shapes", **config: Any) -> Path:
+    """A file of one setting, as compare_seeds.py writes it."""
+    document = {"dataset": dataset, "config": config, "settings": {"": {"config": {}, "runs": runs}}}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(document))
+    return path
 
 
 def check_pictures(folder: Path, names: Collection[str]) -> None:

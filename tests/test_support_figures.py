@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import importlib
+import json
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,8 +15,6 @@ from unittest.mock import Mock, patch
 import imageio.v3 as imageio
 import numpy as np
 import pytest
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 
 import multimnist_capsnet
 import smallnorb_novel_viewpoint
@@ -131,15 +131,34 @@ def test_an_unfinished_checkpoint_is_an_error() -> None:
         finished(Config(), set(), {"capsules": 1000, "cnn": 1000}, **more)
 
 
-def test_a_figure_trains_the_models_that_it_is_given_with_the_threads_that_are_asked_for() -> None:
+def test_a_new_training_is_of_the_median_of_the_reported_seeds_unless_one_is_given(
+    tmp_path: Path, monkeypatch: Patch
+) -> None:
+    """Of the models that are asked for, with so many threads."""
+    monkeypatch.setattr(figures, "ROOT", tmp_path)
+    runs = [{"seed": 200 + k, "models": {"cnn": {"accuracy": a}}} for k, a in enumerate((0.9, 0.5, 0.7, 0.6))]
+    settings = {"other": {"config": {"n_epochs": 9}, "runs": runs[:1]}, "default": {"config": {}, "runs": runs}}
+    document = {"config": dataclasses.asdict(Config(seed=9)), "settings": settings}
+    (tmp_path / "r.json").write_text(json.dumps(document, default=str))
     train_all = Mock(return_value={"cnn": 1})
-    experiment = SimpleNamespace(make_data=lambda config: "data", train_all=train_all)
-    config, options = Config(seed=3), SimpleNamespace(checkpoint=None, quiet=True, threads=3)
-    run = figures.load_or_train(experiment, options, config, {"seed"}, names=("cnn",))
-    assert run == figures.Run(config, "data", {"cnn": 1}, "seed 3", [])
-    *seen, run_options = train_all.call_args.args
-    assert (seen, train_all.call_args.kwargs) == ([config, "data"], {"names": ("cnn",)})
-    assert (run_options.quiet, run_options.threads) == (True, 3)
+
+    def run(config: Any, given: set[str], path: str = "r.json", data: Any = "data", file: Any = None) -> figures.Run:
+        experiment = SimpleNamespace(make_data=lambda config: data, train_all=train_all)
+        options, place = SimpleNamespace(checkpoint=file, quiet=True, threads=3), (Path(path), "cnn", "accuracy")
+        return figures.load_or_train(experiment, options, config, given, median_of=place, names=("cnn",))
+
+    asked, median = Config(seed=3), Config(seed=203)
+    assert run(asked, {"lr"}) == figures.Run(median, "data", {"cnn": 1}, "seed 203, the median of 4", runs)
+    *seen, options = train_all.call_args.args
+    assert (seen, train_all.call_args.kwargs) == ([median, "data"], {"names": ("cnn",)})
+    assert (options.quiet, options.threads) == (True, 3)
+    assert run(asked, {"seed"}) == figures.Run(asked, "data", {"cnn": 1}, "seed 3", runs)
+    for config, path in ((Config(seed=3, lr=7.0), "r.json"), (asked, "none.json")):
+        assert run(config, set(), path) == figures.Run(config, "data", {"cnn": 1}, "seed 3", [])
+    strokes = SimpleNamespace(name="strokes")  # of which no result is
+    assert run(asked, set(), data=strokes) == figures.Run(median, strokes, {"cnn": 1}, "seed 203", [])
+    monkeypatch.setattr(figures, "load_finished", lambda *_: (asked, {"cnn": 2}))
+    assert run(asked, set(), file=Path("run.npz")) == figures.Run(asked, "data", {"cnn": 2}, "seed 3", runs)
 
 
 @pytest.mark.parametrize(
@@ -160,15 +179,6 @@ def test_a_checkpoint_must_have_the_networks_that_are_drawn(
         getattr(script, prepare)(load(name).Config(), None, ())
     assert tuple(asked.call_args.kwargs["required"]) == required
     assert (multimnist_capsnet.resolve_auto in asked.call_args.args) == has_auto
-
-
-def test_a_name_stands_above_its_line_or_below() -> None:
-    for below in (False, True):
-        fig = Figure()
-        ax, renderer = fig.subplots(), FigureCanvasAgg(fig).get_renderer()
-        figures.name_line(ax, "chance", 0.5, below=below)
-        line, box = ax.transData.transform((0, 0.5))[1], ax.texts[0].get_window_extent(renderer)
-        assert (box.y1 < line) if below else (box.y0 > line)
 
 
 @pytest.fixture
@@ -318,14 +328,6 @@ def test_an_animation_may_replace_the_picture_of_a_page(monkeypatch: Patch) -> N
         options = SimpleNamespace(out=Path("a.gif"), fps=10, quiet=True, overwrite=overwrite)
         figures.write_animation(options, scene, [(0,), (1,)])
         assert (*write.call_args.args, False)[2] == overwrite
-
-
-def test_each_figure_has_the_palette_that_its_script_gives_it(monkeypatch: Patch, tmp_path: Path) -> None:
-    monkeypatch.setattr(figures, "write_figure", write := Mock())
-    main = figures.figure_script("x", figures.Settings, figures.OutOptions, "", prepare=Mock(), of_run={},
-                                 of_results={"a": Mock(), "b": Mock()}, n_colours={"a": 7})
-    assert main([f"--outdir={tmp_path}"]) == 0
-    assert [(call.args[0].stem, call.args[2]) for call in write.call_args_list] == [("a", 7), ("b", None)]
 
 
 @pytest.mark.parametrize("name", ["evidence.earlier", "benchmarks.__main__", "visualize_smallnorb_novel_viewpoint"])

@@ -17,7 +17,6 @@ from fast.workers import SERIAL
 from figure_checks import cells, check_held, drawn, frame_of, held, legend_of, move_to
 from helpers import EXPERIMENTS, Patch, config_of, states_of
 from multimnist_capsnet import TrainState
-from support.figures import with_reported_seed
 from support.statistics import t_quantile
 
 GREYS = 0.5 / 63 + 1e-6  # rounding of pictures
@@ -189,22 +188,6 @@ def test_no_seed_of_strokes_is_a_reported_one(run: figures.Run, monkeypatch: Pat
         monkeypatch.setattr(experiment, "make_data", lambda _, name=name: run.data._replace(name=name))
         assert animation.main([]) == 0
     assert [text.rpartition(" · ")[2] for text in said] == ["seed 123, the median of 4", "seed 123"]
-
-
-def test_the_median_of_the_reported_seeds_is_named(run: figures.Run) -> None:
-    config = dataclasses.replace(run.config, seed=202)
-    runs = [{"seed": 200 + k, "models": {"capsnet": {"set_accuracy": a}}} for k, a in enumerate((0.9, 0.5, 0.7, 0.6))]
-    settings = {"other": {"config": {"n_epochs": 9}, "runs": runs[:1]}, "default": {"config": {}, "runs": runs}}
-    document = {"config": dataclasses.asdict(config), "settings": settings}
-    Path("r.json").write_text(json.dumps(document, default=str))
-    place = Path("r.json"), "capsnet", "set_accuracy"
-    found, who, reported = with_reported_seed(*place, config, {"lr"})
-    assert [one["seed"] for one in reported] == [200, 201, 202, 203]
-    assert (found, who) == (dataclasses.replace(config, seed=203), "seed 203, the median of 4")
-    assert with_reported_seed(*place, config, {"seed"})[:2] == (config, "seed 202")
-    other = dataclasses.replace(config, lr=7.0)
-    for path, one in ((place[0], other), (Path("none.json"), config)):
-        assert with_reported_seed(path, *place[1:], one, ()) == (one, "seed 202", [])
 
 
 def test_a_frame_shows_what_the_network_makes_of_the_composites(run: figures.Run) -> None:

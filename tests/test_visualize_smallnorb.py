@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import shlex
 from pathlib import Path
 from typing import Any
@@ -143,19 +142,6 @@ def test_views_are_test_images_at_the_angles_that_are_named(angle: str) -> None:
         level = grey + 0.01 * labels + (0.0001 * np.array(own) + 0.00001 * 50 if angle == "azimuth"
                                         else 0.0001 * own[1] + 0.00001 * np.array(elevations))
         np.testing.assert_allclose(grid, level, atol=0.5 / 63 + 1e-6)
-        asked = (own, [50.0] * 3) if angle == "azimuth" else ([own[1]] * 3, elevations)
-        found = figures.pick_views(config, data, np.array(asked[0]), np.array(asked[1]))
-        assert found.azimuths[:3].tolist() == (own if angle == "azimuth" else [own[1]] * 3)
-        assert found.elevations[:3].tolist() == ([50] * 3 if angle == "azimuth" else elevations)
-
-
-def test_angles_are_in_the_order_of_their_range() -> None:
-    views = norb_views(0.5, [280.0, 100, 200], [30.0])
-    ranges: Any = {"train_azimuths": (100.0, 170.0), "test_azimuths": (180.0, 450.0)}
-    config = Config(dataset="smallnorb", data_dir=Path("x"), **ranges)
-    for part, order in (("train", [100, 200, 280]), ("test", [200, 280, 100])):
-        shown = figures.shown_angles(config, experiment.Data(views, views, views), "azimuth", part, 3)
-        assert shown.tolist() == order
 
 
 def test_the_same_object_in_the_same_lighting_turns() -> None:
@@ -175,22 +161,6 @@ def test_the_same_object_in_the_same_lighting_turns() -> None:
     assert found.labels.tolist() == np.repeat(np.arange(5), 4).tolist()
     assert found.azimuths.tolist() == np.tile(turned, 5).tolist()
     assert found.objects.tolist() == [0] * 10 + [1] + [0] * 9
-
-
-def test_the_median_of_the_reported_seeds_is_trained(monkeypatch: Patch) -> None:
-    config = dataclasses.asdict(Config())
-    runs = [{"seed": 200 + s, "models": {"capsules": {"held_out_accuracy": accuracy}}}
-            for s, accuracy in enumerate((0.9, 0.5, 0.7, 0.6))]
-    figures.RESULTS.parent.mkdir(parents=True)
-    figures.RESULTS.write_text(json.dumps({"config": config, "settings": {"default": {"config": {}, "runs": runs}}}))
-    monkeypatch.setattr(experiment, "make_data", make_data := Mock(side_effect=UserError("stop")))
-    for flags in ([], ["--seed=7"], ["--lr=0.1"]):
-        figures.main(["--figures=class_poses", *flags])
-    assert [call.args[0].seed for call in make_data.call_args_list] == [203, 7, 0]
-    finished = Config(seed=7), {"capsules": TrainState("capsules", {})}
-    monkeypatch.setattr(support_figures, "load_finished", lambda *_, **__: finished)
-    figures.main(["--figures=class_poses", "--checkpoint=run.npz"])
-    assert make_data.call_args.args[0].seed == 7  # a checkpoint's own, whatever seeds are reported
 
 
 def test_an_animation_of_trainings_of_two_lengths(tmp_path: Path) -> None:
@@ -230,11 +200,6 @@ def test_a_frame_shows_answers_viewpoint_and_accuracies(run: figures.Run) -> Non
     assert held(dial)["texts"][0] == "azimuth 270°: held out"
     over_north = dataclasses.replace(run.config, train_azimuths=(-60, 80), test_azimuths=(100, 200))
     assert animation.where_is(over_north, 300)[0] == "trained on"
-    for low, shown in ((0, [0, 90]), (-1, [-90, 90])):
-        elevations: Any = {"train_elevations": (low, 35), "test_elevations": (40, 70)}
-        quadrant: Any = make_figure(2, "", "").add_subplot(projection="polar")
-        animation.add_dial(quadrant, Config(**elevations))
-        assert [quadrant.get_thetamin(), quadrant.get_thetamax()] == pytest.approx(shown)
     lines = {"Matrix capsules": [[1, 2], [0.4, 0.6]], "CNN of equal size": [[1, 2], [0.4, 0.6]]}
     check_held(curve, lines=lines, levels=[0.2, 0.6])
 
@@ -294,10 +259,3 @@ def test_poses_stand_beside_the_image_by_true_class_and_class_capsule(run: figur
         # Beside the image, in steps of a picture's 32 pixels and the gap.
         corners = [((1 + j) * (32 + 2) - 0.5, k * (32 + 9) - 0.5) for k, j in enumerate(answers[:, b])]
         assert [frame.get_xy() for frame in frames] == corners
-
-
-def test_twenty_shapes_and_two_of_them_from_both_ranges() -> None:
-    shapes, trained, held_out = drawn(figures.draw_shapes).axes
-    assert not np.array_equal(*cells(shapes, 2, 10, gap=(2, 2))[0, :2])
-    assert [ax.get_title("left") for ax in (trained, held_out)] == [word for _, word, _ in figures.RANGES]
-    assert held(trained)["ticks"][0] == ["0°", "30°", "60°", "90°", "120°", "150°"]
