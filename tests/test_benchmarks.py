@@ -76,13 +76,6 @@ def test_what_is_timed(monkeypatch: Patch, capsys: Capture) -> None:
         assert {batch_size.default for batch_size in taken if batch_size} == {32}
 
 
-@pytest.mark.parametrize(
-    ("flags", "file"), [("", "steps.json"), ("--scaling", "scaling.json"), ("--scaling --out=x.json", "x.json")]
-)
-def test_a_command_names_the_file_that_it_writes(flags: str, file: str) -> None:
-    assert parse_flags(Path(program.__file__), flags.split()).out.name == file  # as report.py --check has it
-
-
 def test_a_command_writes_its_tables_and_what_they_depend_on(
     tmp_path: Path, monkeypatch: Patch, capsys: Capture
 ) -> None:
@@ -98,6 +91,8 @@ def test_a_command_writes_its_tables_and_what_they_depend_on(
         assert (found["tables"], found["command"].split()[3]) == (tables, flags[0])
         assert [found["environment"][key] for key in ("threads", "pytorch", "jax")] == [5, "TORCH", "JAX"]
     assert (measured.call_args.args, scaled.call_args.args) == ((3, 5, "multimnist"), (60, 5))
+    for flags, file in (([], "steps.json"), (["--scaling"], "scaling.json")):  # as report.py --check has them
+        assert parse_flags(Path(program.__file__), flags).out.name == file
     capsys.readouterr()
     assert "not together with --only" in usage_error(program, ["--scaling", "--only=smallnorb"], capsys)
 
@@ -128,21 +123,19 @@ def test_bare_products_are_those_of_the_layers(monkeypatch: Patch) -> None:
     assert (products.call_count, halves) == (2 * len(n_multiplied[8:]), sum(n_multiplied[8:]))
 
 
-def test_composites_are_rendered_and_parameters_updated(monkeypatch: Patch) -> None:
+def test_a_step_updates_the_parameters_and_has_its_threads(monkeypatch: Patch) -> None:
     assert isinstance(benchmark.overlay_step(B)(), m.Batch)
     for module, update in ((m, "update"), (smallnorb, "adamw_step"), (conv_matrix_capsules, "adamw_step")):
         monkeypatch.setattr(module, update, updated := Mock(wraps=getattr(module, update)))
         (benchmark if module is m else module).numpy_step(B, threads=1)()
         assert updated.call_count == 1
-
-
-def test_a_step_has_its_threads(monkeypatch: Patch) -> None:
-    of_workers = benchmark.numpy_step, benchmark.usual_products_step, conv_matrix_capsules.numpy_step
-    limits = smallnorb, "set_blas_threads", smallnorb.numpy_step
-    for module, crew, build in (*((inspect.getmodule(step), "Workers", step) for step in of_workers), limits):
+    crews = (benchmark, "Workers"), (conv_matrix_capsules, "Workers"), (smallnorb, "set_blas_threads")
+    for module, crew in crews:
         monkeypatch.setattr(module, crew, asked := MagicMock())
-        build(B, threads=3)
-        asked.assert_called_once_with(3)
+        for build in filter(None, (module.numpy_step, getattr(module, "usual_products_step", None))):
+            asked.reset_mock()
+            build(B, threads=3)
+            asked.assert_called_once_with(3)
 
 
 NETWORKS = ("smallnorb", "multimnist", "matrix_capsules")

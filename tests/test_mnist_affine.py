@@ -1,5 +1,5 @@
 """mnist_affine_capsnet: affine maps, data, validation, files, command line. Digits are noise or generated
-strokes; one test is of real MNIST."""
+strokes."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ import json
 import math
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
 from data.affnist_file import read_affnist
 from fast.workers import SERIAL
-from helpers import EXPERIMENTS, MNIST, Array, Capture, Patch, digits_folder, failure, needs_mnist, strokes
+from helpers import EXPERIMENTS, Array, Capture, Patch, digits_folder, failure, strokes
 from more import mnist_affine_capsnet as m
 from multimnist_capsnet import init_state
 from smallnorb_novel_viewpoint import permutation
@@ -109,16 +108,6 @@ def test_affnist_ranges_and_ink_inside() -> None:
     assert [rows.min(), rows.max(), columns.min(), columns.max()] == [0, 39, 0, 39]
 
 
-@needs_mnist
-def test_no_ink_of_mnist_leaves_the_canvas() -> None:
-    data = m.make_data(m.Config(dataset="mnist", data_dir=MNIST))
-    assert (data.name, len(data.test_images)) == ("mnist", 10_000)
-    some = m.draw_distortions(rng_of(0), data.test_images[:500])
-    first = data.test_images[:500] / 255
-    wide = m.warp(first, m.warp_matrices(some.matrices, 13.5, some.middle + 20), 80)
-    np.testing.assert_allclose(wide[:, 20:60, 20:60].sum(axis=(1, 2)), wide.sum(axis=(1, 2)), rtol=1e-9)
-
-
 def test_ink_that_does_not_fit_is_in_the_middle() -> None:
     for digits in (np.full((6, 28, 28), 255, np.uint8), np.zeros((6, 28, 28), np.uint8)):
         d = m.draw_distortions(rng_of(2), digits)
@@ -178,18 +167,17 @@ def test_what_is_no_affnist_file_is_one_line(tmp_path: Path, monkeypatch: Patch,
     }
     for name, wrong in contents.items():
         (tmp_path / f"{name}.mat").write_bytes(wrong)
-    write_affnist(tmp_path / "name.mat", pixels, labels[None], "other")
-    write_affnist(tmp_path / "float.mat", pixels / 255, labels[None])
-    write_affnist(tmp_path / "size.mat", pixels[:784], labels[None])
-    write_affnist(tmp_path / "few.mat", pixels, labels[None, :20])
-    write_affnist(tmp_path / "eleven.mat", pixels, labels[None] + 2)
-    write_affnist(tmp_path / "words.mat", pixels, "abc")
+    arrays: dict[str, tuple[Any, ...]] = {
+        "name": (pixels, labels[None], "other"), "float": (pixels / 255, labels[None]),
+        "size": (pixels[:784], labels[None]), "few": (pixels, labels[None, :20]),
+        "eleven": (pixels, labels[None] + 2), "words": (pixels, "abc"),
+    }
+    for name, given in arrays.items():
+        write_affnist(tmp_path / f"{name}.mat", *given)
+    says = {"archive": "is a ZIP file: unpack it", "hdf": "with the option -v7", "7.3": "with the option -v7"}
     config = ["--canvas", "40", "--dataset", "mnist", "--data-dir", str(tmp_path / "unused")]
-    names = ("name", "float", "size", "few", "eleven", "words", "nowhere")
-    for path in (*(tmp_path / f"{name}.mat" for name in (*contents, *names)), tmp_path):
+    for path in (*(tmp_path / f"{name}.mat" for name in (*contents, *arrays, "nowhere")), tmp_path):
         error = failure(m, [*config, "--affnist", str(path)], capsys)
-        assert str(path) in error
-        says = {"archive": "is a ZIP file: unpack it", "hdf": "with the option -v7", "7.3": "with the option -v7"}
         assert f"it is no affNIST file: {path}" in error
         assert says.get(path.stem, "") in error
 
@@ -324,16 +312,6 @@ def test_training_stops_at_the_accuracy_asked_for(target: float, steps: int, mon
     assert (result["steps"], result["epochs"], result["reached"]) == (steps, steps / 3, target < 0.9)
     assert result["val_accuracy"] == min(2 * steps, 30 - steps) / 16
     assert result["epoch_seconds"] == 6  # of three steps
-
-
-@pytest.mark.parametrize(("name", "share"), [("capsnet", 1.0), ("cnn", 0.5), ("lenet", 0.5)])
-def test_both_cnns_have_half_of_the_capsules_rate(name: str, share: float, monkeypatch: Patch) -> None:
-    config = small(n_epochs=1)
-    monkeypatch.setattr(m, "update", update := Mock(wraps=m.update))
-    model = m.make_models(config)[name]
-    m.train(model, config, m.make_data(config), init_state(model, config), SERIAL, lambda *_: None)
-    rates = [call.args[2] for call in update.call_args_list]
-    np.testing.assert_allclose(rates, [share * config.lr_at(step) for step in range(3)])
 
 
 def test_accuracies_on_all_sets(tmp_path: Path, capsys: Capture) -> None:

@@ -131,18 +131,8 @@ def test_a_study_from_the_command_line(words: str, monkeypatch: Patch, tmp_path:
     assert one["history"] == other["history"]
     check(f"what_routing_does {words}", {"history": one["history"], "models": one["models"], "printed": printed})
     ((name, metrics),) = one["models"].items()
-    assert len(one["history"][name]["train_loss"]) == 2
-    assert name == ("capsnet" if "study" in words else "capsules")
     assert 0 <= metrics[one["headline"]] <= 1
     assert {k: v for k, v in metrics.items() if k != "train_seconds"}.items() <= other["models"][name].items()
-    if "study" in words:
-        assert m.network_config(config).recon_weight == config.recon_weight
-        assert m.Config().recon_weight == m.CapsNetConfig().recon_weight
-    if "couplings" in words:
-        assert metrics["iters_1_entropy"] == pytest.approx(1, abs=1e-5)
-        assert metrics["iters_3_changed"] == 0
-    if "affnist" in words:
-        assert {"upright_accuracy", "rotated_35_accuracy", "affnist_accuracy"} <= set(metrics)
 
 
 @pytest.mark.parametrize("study", ["composites", "affnist"])
@@ -166,7 +156,6 @@ def test_a_study_in_its_plain_form_is_the_fast_one(study: str, monkeypatch: Patc
     losses = []
     for plain in (False, True):
         chosen = dataclasses.replace(config, plain=plain)
-        assert m.network_config(chosen).plain == plain
         (history,) = m.run(chosen)[0]["history"].values()
         losses.append(history["train_loss"])
     assert losses[1] == pytest.approx(losses[0], rel=1e-9)
