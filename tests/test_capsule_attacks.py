@@ -410,8 +410,8 @@ def test_the_vote_attacks_from_random_starts_too() -> None:
 
     left = {}
     for name in (attacks.VOTE, "from_cnn"):
-        right = right_under_attack(beyond(0.59), 0.499, n=40, first_steps=4, most_steps=16,
-                                   **{name: beyond(0.59, outward)})
+        others: dict[str, Any] = {name: beyond(0.59, outward)}
+        right = right_under_attack(beyond(0.59), 0.499, n=40, first_steps=4, most_steps=16, **others)
         assert right[name].all()
         left[name] = right["gradients"].mean()
     assert left[attacks.VOTE] < 0.1 < 0.5 < left["from_cnn"]

@@ -144,8 +144,8 @@ def test_parts_keep_each_other_and_a_file_of_another_command_is_left_alone(capsy
         ("./other.py --resume --out results/fake/whole.json", "whole.json is of another command, python compare_seeds"),
         ("./other.py --resume --out results/fake/n.json --part=first", f"n.json is of another command, {of_first}"),
     ):
-        script, *flags = words.split()
-        assert compare_seeds.main([script, "--seeds", "0", *flags]) == 1
+        script, *others = words.split()
+        assert compare_seeds.main([script, "--seeds", "0", *others]) == 1
         assert says in capsys.readouterr().err
     assert [Path("results/fake", f"{name}.json").read_bytes() for name in ("n", "whole")] == before
     assert len(runs()) == n_runs

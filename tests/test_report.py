@@ -520,7 +520,8 @@ def test_the_commit_is_that_of_the_projects_own_root_and_dirty_where_code_has_ch
 
 def test_a_checksum_is_of_all_but_itself() -> None:
     document: Json = {"b": 1, "environment": {"x": 1}}
-    found = {results.checksum(document | change) for change in ({}, {"environment": {}}, {"b": 2}, {"c": 0})}
+    changes: list[Json] = [{}, {"environment": {}}, {"b": 2}, {"c": 0}]
+    found = {results.checksum(document | change) for change in changes}
     assert len(found) == 4
     assert results.checksum(document | {"checksum": "x"}) == results.checksum(document)
 

@@ -99,7 +99,7 @@ def test_differences_on_shapes_are_capsules_minus_cnn() -> None:
         return {"azimuth_200_accuracy": far, "azimuth_330_accuracy": near + 0.1, "azimuth_180_accuracy": near - 0.1,
                 "azimuth_60_accuracy": within, "held_out_accuracy": 0.0}
 
-    config = {"train_azimuths": [0, 150], "train_elevations": [10, 70], "test_elevations": [10, 70]}
+    config: dict[str, Any] = {"train_azimuths": [0, 150], "train_elevations": [10, 70], "test_elevations": [10, 70]}
     runs = [{"seed": 200 + s, "models": {"capsules": metrics(1.0, a, b), "cnn": metrics(1.0, 0.5, 0.5)}}
             for s, (a, b) in enumerate([(0.8, 0.4), (0.6, 0.2)])]
     path = write_seeds(Path("shapes.json"), runs, **config)
@@ -191,7 +191,7 @@ def test_accuracy_under_attack_against_the_length_of_the_training() -> None:
 def test_networks_of_the_median_seed_are_trained_for_their_curves(monkeypatch: Patch) -> None:
     runs = [{"seed": s, "models": {"capsules": {"accuracy": a}, "cnn": {"accuracy": b}}}
             for s, a, b in ((200, 0.9, 0.5), (201, 0.7, 0.6), (202, 0.8, 0.4))]
-    config = {"sizes": [4, 2, 2, 2], "n_epochs": 3, "epsilons": [0.1], "of_older_code": 1}
+    config: dict[str, Any] = {"sizes": [4, 2, 2, 2], "n_epochs": 3, "epsilons": [0.1], "of_older_code": 1}
     path = write_seeds(Path("attacks.json"), runs, **config)
     trained, curves = [], {"capsules": [0.4, 0.6], "cnn": [0.7, 0.9]}
 
