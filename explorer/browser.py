@@ -1,4 +1,4 @@
-"""A headless Chromium or Firefox, driven by selenium (``pip install selenium``), that no page can leave."""
+"""A headless Chromium, driven by selenium (``pip install selenium``), that no page can leave."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from smallnorb_novel_viewpoint import UserError
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 DRIVERS = ("chromedriver", "chromium.chromedriver")
-FIREFOXES = ("firefox", "firefox-esr")
 
 
 class NoBrowserError(UserError):
@@ -33,25 +32,6 @@ def imported_selenium() -> Any:
     except ImportError:
         raise NoBrowserError("selenium is missing: pip install selenium") from None
     return webdriver
-
-
-@contextlib.contextmanager
-def headless_firefox(width: int = 1280, height: int = 900) -> Iterator[Any]:
-    """A selenium driver of an empty Firefox, in which no host name resolves. Raises NoBrowserError."""
-    browser, driver_path = first_program(FIREFOXES), first_program(("geckodriver",))
-    webdriver = imported_selenium()
-    options = webdriver.FirefoxOptions()
-    options.binary_location = browser
-    options.enable_bidi = True  # its console is read that way
-    for argument in ("-headless", f"--width={width}", f"--height={height}"):
-        options.add_argument(argument)
-    options.set_preference("network.dns.disabled", True)
-    driver = webdriver.Firefox(options=options, service=webdriver.FirefoxService(driver_path))
-    try:
-        driver.set_script_timeout(120)
-        yield driver
-    finally:
-        driver.quit()
 
 
 @contextlib.contextmanager

@@ -32,7 +32,7 @@ import multimnist_capsnet as digits
 import smallnorb_novel_viewpoint as views
 from explorer import make_explorer as explorer
 from explorer import make_explorer_gif as animation
-from explorer.browser import NoBrowserError, headless_browser, headless_firefox, show_as
+from explorer.browser import NoBrowserError, first_program, headless_browser, imported_selenium, show_as
 from fast.workers import Workers
 from helpers import EXPERIMENTS, MNIST, ROOT, digits_folder, failure, needs_mnist, smallest, states_of, usage_error
 from smallnorb_novel_viewpoint import Stream, generator
@@ -2530,6 +2530,25 @@ def test_a_static_host_serves_the_folder(page: Any, tmp_path: Path) -> None:
 class QuietHandler(http.server.SimpleHTTPRequestHandler):
     def log_message(self, *_: Any) -> None:
         pass
+
+
+@contextlib.contextmanager
+def headless_firefox() -> Iterator[Any]:
+    """A selenium driver of an empty Firefox, in which no host name resolves. Raises NoBrowserError."""
+    browser, driver_path = first_program(("firefox", "firefox-esr")), first_program(("geckodriver",))
+    webdriver = imported_selenium()
+    options = webdriver.FirefoxOptions()
+    options.binary_location = browser
+    options.enable_bidi = True  # its console is read that way
+    for argument in ("-headless", "--width=1280", "--height=900"):
+        options.add_argument(argument)
+    options.set_preference("network.dns.disabled", True)
+    firefox = webdriver.Firefox(options=options, service=webdriver.FirefoxService(driver_path))
+    try:
+        firefox.set_script_timeout(120)
+        yield firefox
+    finally:
+        firefox.quit()
 
 
 def test_firefox_gives_the_same_answers(page: Any, committed: tuple[str, Any, Any]) -> None:
