@@ -25,6 +25,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
+import imageio.v3 as imageio
 import numpy as np
 import pytest
 
@@ -170,8 +171,13 @@ def made(checkpoints: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactor
     argv = ["--multimnist", str(checkpoints[0]), "--viewpoint", str(checkpoints[1]), "--out", str(out)]
     with contextlib.redirect_stdout(io.StringIO()) as said:
         assert explorer.main(argv) == 0
-    assert str(out) in said.getvalue().splitlines()[-1]
-    return out.read_text()
+    page, (*rows, last) = out.read_text(), said.getvalue().splitlines()
+    about = json.loads(embedded(page, "about"))
+    accuracies = [row for part in ("viewpoint", "digits") for row in about[part]["accuracies"]]
+    assert [row.split() for row in rows[-len(accuracies) :]] == [
+        [r["model"], r["metric"], f"{r['before']:.4f},", "rounded", f"{r['after']:.4f}"] for r in accuracies]
+    assert str(out) in last
+    return page
 
 
 def test_a_page_from_checkpoints(checkpoints: tuple[Path, Path], made: str) -> None:
@@ -308,17 +314,47 @@ def test_a_wrong_command_line_is_one_line(checkpoints: tuple[Path, Path], tmp_pa
     assert "there is no page" in failure(animation, ["--page", "none.html", "--out", str(tmp_path / "o.gif")], capsys)
 
 
-def test_a_network_that_the_page_cannot_compute_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    toys = Mock(return_value=(views.Config(dataset="toys"), {}))
-    monkeypatch.setattr(explorer, "load_finished", toys)
+def test_what_is_asked_for_and_what_is_refused(checkpoints: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(config: Any) -> None:
+        raise OSError(f"asked for {config.dataset} in {config.data_dir}")
+
+    monkeypatch.setattr(views, "make_data", stop)
+    monkeypatch.setattr(digits, "make_data", stop)
+    with pytest.raises(OSError, match="asked for mnist in elsewhere"):  # another folder than the checkpoint's
+        explorer.load_digits(checkpoints[0], Path("elsewhere"), 1)
+    with pytest.raises(OSError, match="asked for shapes"):  # without a checkpoint
+        explorer.load_viewpoint(None)
+    loaded = Mock(return_value=(views.Config(dataset="toys"), {}))
+    monkeypatch.setattr(explorer, "load_finished", loaded)
     with pytest.raises(OSError, match="other was trained on toys, whose networks the page does not compute"):
         explorer.load_viewpoint(Path("other"))
-    toys.return_value = digits.Config(), {}
-    monkeypatch.setattr(digits, "make_data", Mock(side_effect=OSError("stop")))
-    with pytest.raises(OSError, match="stop"):
+    loaded.return_value = digits.Config(), {}
+    with pytest.raises(OSError, match="asked for"):
         explorer.load_digits(Path("other"), None, 1)
-    required = [call.kwargs["required"] for call in toys.call_args_list]
+    required = [call.kwargs["required"] for call in loaded.call_args_list]
     assert required == [("capsules", "cnn_matched"), ("capsnet", "cnn_pool")]
+
+
+def test_a_page_of_mnist_alone_shows_its_comparisons_and_each_names_its_commit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(explorer, "registered_of_digits", lambda: {"composites": "of MNIST"})
+    monkeypatch.setattr(explorer, "git_commit", lambda *others: [*others])
+    for name, shown in (("custom", {}), ("strokes", {}), ("mnist", {"composites": "of MNIST"})):
+        page = explorer.page_of({"digits": {"run": explorer.run_of(digits.Config(), name)}}, "").decode()
+        about = json.loads(embedded(page, "about"))
+        assert (about["registered"], about["pageCommit"]) == (shown, ["explorer/page"])
+
+
+def test_a_recording_has_the_frames_a_second_and_the_preview_that_are_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (page := tmp_path / "page.html").touch()
+    frames = [np.full((4, 4, 3), grey, np.uint8) for grey in (0, 255)]
+    monkeypatch.setattr(animation, "headless_browser", lambda *_: contextlib.nullcontext(Mock()))
+    for name, given in (("open_page", None), ("show_as", None), ("record", frames), ("screenshot", b"\x89PNG")):
+        monkeypatch.setattr(animation, name, Mock(return_value=given))
+    out, preview = tmp_path / "a.gif", tmp_path / "a.png"
+    assert animation.main([f"--page={page}", f"--out={out}", f"--preview={preview}", "--fps=2"]) == 0
+    assert (imageio.immeta(out, index=0)["duration"], preview.read_bytes()) == (500, b"\x89PNG")
 
 
 # --- The committed page -----------------------------------------------------------------------------------------------
