@@ -55,20 +55,9 @@ def embedded(page: str, name: str) -> str:
 
 
 def unpacked(page: str) -> tuple[dict[str, Any], dict[str, dict[str, Array]]]:
-    """What a page says of its networks, and their weights as it uses them, read without any code of make_explorer."""
+    """What a page says of its networks, and their weights as it uses them."""
     about = json.loads(embedded(page, "about"))
-    blob = gzip.decompress(base64.b64decode(embedded(page, "weights")))
-    tensors: dict[str, dict[str, Array]] = {}
-    for part in ("digits", "viewpoint"):
-        tensors[part] = {}
-        for entry in about[part]["tensors"]:
-            n, at = math.prod(entry["shape"]), about[part]["offset"] + entry["at"]
-            w = np.frombuffer(blob, entry["type"], n, at).reshape(entry["shape"])
-            if entry["type"] == "int8":
-                scale = np.frombuffer(blob, "float32", entry["shape"][-1], about[part]["offset"] + entry["scaleAt"])
-                w = w * scale
-            tensors[part][entry["name"]] = w
-    return about, tensors
+    return about, explorer.unpacked(about, embedded(page, "weights"))
 
 
 def config_of(experiment: Any, about: dict[str, Any]) -> Any:
@@ -78,30 +67,13 @@ def config_of(experiment: Any, about: dict[str, Any]) -> Any:
     return experiment.Config(**{key: tuple(v) if isinstance(v, list) else v for key, v in fields.items()})
 
 
-def evidence_of(config: Any, params: dict[str, Array], images: Array) -> tuple[Array, ...]:
-    """A second computation of explorer.evidence, with sums image by image: the longest capsule, the second one's share,
-    what one reconstruction explains, what two do, the strokes' width, their outline, and the ink."""
-    rows = []
-    lengths, cache = digits.capsnet_forward(params, images, config)
-    for n, x in enumerate(images):
-        order = np.argsort(-lengths[n])
-        first, second = (explorer.pictures_of(params, cache.v[n : n + 1, j], j)[0] for j in order[:2])
-        one, two = ((x - first) ** 2).sum(), ((x - np.maximum(first, second)) ** 2).sum()
-        down, up = x[1:, 1:] - x[:-1, :-1], x[:-1, 1:] - x[1:, :-1]
-        outline = np.sqrt((down**2 + up**2) / 2).sum()
-        square = (x**2).sum()
-        width = 2 * x.sum() / outline
-        rows.append((lengths[n].max(), 1 - two / one, 1 - one / square, 1 - two / square, width, outline, x.sum()))
-    return tuple(np.array(rows).T)
+def evidence_of(config: Any, params: dict[str, Array], images: Array, explains: float = 0.0) -> explorer.Evidence:
+    with Workers(1) as workers:
+        return explorer.evidence(config, params, images, explains, workers)
 
 
 def digits_found(config: Any, params: dict[str, Array], images: Array, rule: dict[str, float]) -> Array:
-    longest, share, one, two, width, outline, ink = evidence_of(config, params, images)
-    is_two = share >= rule["explains"]
-    explained = np.where(is_two, two, one)
-    none = (longest < rule["least"]) | (explained < rule["explained"])
-    none |= (width > rule["widest"]) | (outline > rule["outline"]) | (ink > rule["most"])
-    return np.where(none, 0, np.where(is_two, 2, 1))
+    return explorer.n_found(rule, evidence_of(config, params, images, rule["explains"]))
 
 
 # --- Rounding, measures, flags ----------------------------------------------------------------------------------------
@@ -250,17 +222,6 @@ def test_the_opening_is_the_view_where_one_network_is_furthest_ahead(names: Any,
     assert found == {"object": 2, "azimuth": 10, "elevation": 40}
     wrong[names[0]] = lambda label, azimuth, elevation: (label == 3) & (elevation == across.test_elevations[1])
     assert explorer.opening(across, {name: {} for name in names})["elevation"] == 50  # the last one too
-
-
-def test_parts_in_which_one_digit_and_two_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = iter([np.array([0, 1, 2, 2]), np.array([2, 1, 2, 2])])  # of the digits alone, of the composites
-    monkeypatch.setattr(explorer, "n_found", lambda rule, seen: next(found))
-    monkeypatch.setattr(explorer, "evidence", lambda *_: explorer.Evidence(*np.ones((6, 2))))
-    batch: Any = SimpleNamespace(sources=np.zeros((4, 2, 3, 3)), images=np.zeros((4, 3, 3)))
-    train = SimpleNamespace(draw=lambda rng, n: (n, n), render=lambda which, shift: batch)
-    data: Any = SimpleNamespace(train=train, test=batch)
-    rule = explorer.one_or_two(digits.Config(), {}, data, Mock())
-    assert (rule["one"], rule["two"]) == (0.25, 0.75)
 
 
 def test_a_page_is_written_anew_with_its_networks(tmp_path: Path, capsys: Any) -> None:
@@ -429,15 +390,22 @@ def test_the_accuracies_as_trained_are_those_of_the_registered_run(committed: tu
         assert run[row["metric"]] == row["before"]
 
 
-def test_the_means_of_many_seeds_are_those_of_the_registered_comparison(committed: tuple[str, Any, Any]) -> None:
+def test_the_comparisons_are_those_of_the_claims(committed: tuple[str, Any, Any]) -> None:
     claims = json.loads((ROOT / "results" / "claims.json").read_text())["registered"]
-    (c,) = (c for claim in claims if "azimuths" in claim["claim"] for c in claim["conditions"]
-            if c["condition"] == "dense, drawn shapes")
-    said, config = committed[1]["viewpoint"]["study"], config_of(views, committed[1]["viewpoint"])
-    assert [said[key] for key in ("n", "capsules", "cnn", "mean")] == pytest.approx(
-        [c[key] for key in ("n", "first", "second", "difference")])
+    about, config = committed[1], config_of(views, committed[1]["viewpoint"])
+    study, of_digits = about["viewpoint"]["study"], about["registered"]
+    for said, text, condition in (
+        (study, "azimuths", "dense, drawn shapes"),
+        (of_digits["composites"], "classifies overlapping digits", "48,000 composites"),
+        (of_digits["iterations"], "Three iterations of dynamic", "48,000 composites"),
+    ):
+        (c,) = (c for claim in claims if text in claim["claim"] for c in claim["conditions"]
+                if c["condition"] == condition)
+        assert [said[key] for key in ("n", "capsules", "cnn", "mean")] == pytest.approx(
+            [c[key] for key in ("n", "first", "second", "difference")])
+    assert explorer.registered_of_digits() == of_digits
     path = ROOT / "results" / "smallnorb_novel_viewpoint" / "registered_azimuths.json"
-    assert explorer.registered_study(path, config) == said
+    assert explorer.registered_study(path, config) == study
     for change in ({"lr": 0.1}, {"cnn_weight_decay": 5.0}, {"dataset": "voxels"}):
         assert explorer.registered_study(path, dataclasses.replace(config, **change)) is None
     assert explorer.registered_study(Path("none.json"), config) is None
@@ -575,21 +543,17 @@ def test_dynamic_routing_is_that_of_numpy(measured: Any) -> None:
     assert np.ptp(cache.routing.c[-1]) > 0.01  # or equal couplings would agree by chance
 
 
-def test_the_cnn_with_pooling_is_that_of_numpy(measured: Any) -> None:
+def test_the_cnn_with_pooling_and_the_decoder_are_those_of_numpy(measured: Any) -> None:
     test = measured.data.test.part(0, 3)
     scores = digits.make_models(measured.config)["cnn_pool"].assess(measured.rounded["cnn_pool"], test)[0]
     for image, expected in zip(test.images, scores, strict=True):
         script = """return Networks.cnnPool(explorer.models.pool, explorer.about.digits.config,
                                            Float32Array.from(arguments[0]));"""
         np.testing.assert_allclose(measured.ask(script, image), 1 / (1 + np.exp(-expected)), atol=TOLERANCE)
-
-
-def test_the_decoder_is_that_of_numpy(measured: Any) -> None:
     capsules = np.random.default_rng(0).normal(size=(digits.N_CLASSES, digits.CAPSULE_SIZE)).astype(np.float32)
     for label in (0, 3, 9):
         picture = explorer.pictures_of(measured.rounded["capsnet"], capsules[label : label + 1], label)
-        script = """return plain(Networks.decoder(explorer.models.digits, Float32Array.from(arguments[0]),
-                                                  arguments[1]));"""
+        script = "return plain(Networks.decoder(explorer.models.digits, Float32Array.from(arguments[0]), arguments[1]))"
         np.testing.assert_allclose(measured.ask(script, capsules[label], label), picture.ravel(), atol=TOLERANCE)
 
 
@@ -636,9 +600,7 @@ def test_objects_are_drawn_as_by_numpy(measured: Any) -> None:
 # --- In a browser: what the page says it measured, against a second computation ---------------------------------------
 
 def cells_of(driver: Any, table: str) -> list[list[str]]:
-    script = """return [...document.querySelectorAll(`${arguments[0]} tbody tr`)].map(
-        (row) => [...row.cells].map((cell) => cell.textContent))"""
-    return driver.execute_script(script, table)
+    return each(driver, f"{table} tbody tr", "[...e.cells].map((cell) => cell.textContent)")
 
 
 def percentages(text: str) -> list[float]:
@@ -655,6 +617,11 @@ def digit_scores(m: Any, name: str, params: dict[str, Array], images: Array, ite
     return digits.make_models(m.config)["cnn_pool"].assess(params, m.data.test)[0]
 
 
+def shown_image(m: Any, example: int) -> Array:
+    script = "showExample(arguments[0]); setRouting(3, false); updateDigits(); return Array.from(digits.image)"
+    return np.array(m.driver.execute_script(script, example), np.float32).reshape(1, 36, 36)
+
+
 def pairs_right(scores: Array, labels: Array) -> tuple[float, float]:
     """The parts of images with both digits among the two highest scores, and of digits that are among them."""
     hits = np.array([[label in row.argsort()[-2:] for label in pair] for row, pair in zip(scores, labels, strict=True)])
@@ -665,20 +632,22 @@ def view_scores(m: Any, name: str, params: dict[str, Array], images: Array) -> A
     return views.make_models(m.view_config)[name].forward(params, images)[0]
 
 
-def views_right(m: Any, label: int, azimuths: Array, elevation: int) -> list[Array]:
+def views_of(m: Any, label: int, azimuths: Array, elevation: int) -> Array:
+    """Images of an object as its networks see them."""
+    n, points = len(azimuths), views.points_of(m.view_config)
+    return views.standardized(views.render_voxels(np.full(n, label), azimuths, np.full(n, elevation), None, points))
+
+
+def views_right(m: Any, label: int, images: Array) -> list[Array]:
     """Where the capsules, and the CNN, classify this object correctly as the page has it."""
-    points, n = views.points_of(m.view_config), len(azimuths)
-    images = views.standardized(views.render_voxels(np.full(n, label), azimuths, np.full(n, elevation), None, points))
     return [view_scores(m, name, m.rounded[name], images).argmax(axis=1) == label for name in explorer.VIEW_MODELS]
 
 
-def sine_share(m: Any, label: int, azimuths: Array, elevation: int) -> float:
+def sine_share(m: Any, label: int, azimuths: Array, images: Array) -> float:
     """The least-squares share of the class pose's variance that a + b cos(azimuth) + c sin(azimuth) explains."""
-    points, n = views.points_of(m.view_config), len(azimuths)
-    images = views.standardized(views.render_voxels(np.full(n, label), azimuths, np.full(n, elevation), None, points))
     mu = views.make_models(m.view_config)["capsules"].forward(m.rounded["capsules"], images)[1].mu
-    pose, angle = mu[:, label].reshape(n, 16).astype(float), np.deg2rad(azimuths)
-    waves = np.stack([np.ones(n), np.cos(angle), np.sin(angle)], axis=1)
+    pose, angle = mu[:, label].reshape(len(images), 16).astype(float), np.deg2rad(azimuths)
+    waves = np.stack([np.ones(len(images)), np.cos(angle), np.sin(angle)], axis=1)
     left = pose - waves @ np.linalg.lstsq(waves, pose, rcond=None)[0]
     return 1 - left.var(axis=0).sum() / pose.var(axis=0).sum()
 
@@ -712,15 +681,8 @@ def test_the_table_of_accuracies(measured: Any) -> None:
     better = text_of(m.driver, "better")
     assert percentages(better)[:2] == pytest.approx([100 * expected[0][1], 100 * expected[2][1]], abs=0.0501)
     assert ("the capsules are better" in better) == (expected[0][1] > expected[2][1])
-    for of_tour, winner in (([0.3, 0.4], "the CNN is"), ([0.4, 0.3], "the capsules are")):
-        said = m.driver.execute_script("""
-            const rows = about.digits.accuracies.filter((row) => row.metric === "set_accuracy");
-            const kept = rows.map((row) => row.after);
-            rows.forEach((row, k) => { row.after = arguments[0][k]; });
-            const said = TOUR[1].answer();
-            rows.forEach((row, k) => { row.after = kept[k]; });
-            return said;""", of_tour)
-        assert f"{winner} right more often" in said
+    winner = "the capsules are" if expected[0][1] > expected[2][1] else "the CNN is"
+    assert f"{winner} right more often" in value(m.driver, "TOUR[1].answer()")
     even = pairs_right(digit_scores(m, "capsnet", m.rounded["capsnet"], test.images, 1), test.labels)[0]
     routed = pairs_right(digit_scores(m, "capsnet", m.rounded["capsnet"], test.images, 2), test.labels)[0]
     assert min(abs(even - other) for other in (routed, expected[0][1])) > 0.002
@@ -748,38 +710,28 @@ def test_the_studies(measured: Any) -> None:
     assert numbers(said) == pytest.approx(expected, abs=0.0051), said
 
 
-def test_the_registered_comparisons_of_digits_are_those_of_the_claims(committed: tuple[str, Any, Any]) -> None:
-    claims = json.loads((ROOT / "results" / "claims.json").read_text())["registered"]
-    said = committed[1]["registered"]
-    assert said == explorer.registered_of_digits()
-    for name, text in (("composites", "classifies overlapping digits"), ("iterations", "Three iterations of dynamic")):
-        (c,) = (c for claim in claims if text in claim["claim"] for c in claim["conditions"]
-                if c["condition"] == "48,000 composites")
-        assert [said[name][key] for key in ("n", "capsules", "cnn", "mean")] == pytest.approx(
-            [c[key] for key in ("n", "first", "second", "difference")])
-
-
 def test_the_rule_of_one_digit_or_two(measured: Any) -> None:
     """Its bounds come from training digits, its percentages from test digits."""
     m, params = measured, measured.rounded["capsnet"]
     choice = m.data.train.render(*m.data.train.draw(generator(m.config.seed, Stream.EVALUATION, 1), 50))
-    single, double = (evidence_of(m.config, params, images) for images in (choice.sources[:, 0], choice.images))
-    bounds = np.unique(np.concatenate([single[1], double[1]]))
-    wrong = [max((single[1] >= bound).mean(), (double[1] < bound).mean()) for bound in bounds]
+    alone, pairs = choice.sources[:, 0], choice.images
+    single, double = (evidence_of(m.config, params, images).shares for images in (alone, pairs))
+    bounds = np.unique(np.concatenate([single, double]))
+    wrong = [max((single >= bound).mean(), (double < bound).mean()) for bound in bounds]
     explains = round(float(bounds[int(np.argmin(wrong))]), 3)
-    longest, share, one, two, width, outline, ink = np.concatenate([single, double], axis=1)
+    seen = evidence_of(m.config, params, np.concatenate([alone, pairs]), explains)
     rule = {
         "explains": explains,
-        "least": round(float(np.quantile(longest, 0.1)), 3),
-        "explained": round(float(np.quantile(np.where(share >= explains, two, one), 0.1)), 3),
-        "widest": round(float(width.max()), 2),
-        "outline": round(float(outline.max()), 1),
-        "most": round(float(ink.max()), 1),
+        "least": round(float(np.quantile(seen.lengths, 0.1)), 3),
+        "explained": round(float(np.quantile(seen.explained, 0.1)), 3),
+        "widest": round(float(seen.widths.max()), 2),
+        "outline": round(float(seen.outlines.max()), 1),
+        "most": round(float(seen.inks.max()), 1),
     }
     found = [digits_found(m.config, params, images, rule) for images in (m.data.test.sources[:, 0], m.data.test.images)]
     parts = [(found[0] == 1).mean(), (found[1] == 2).mean()]
     assert parts[0] != parts[1]
-    stated = m.driver.execute_script("return about.digits.naming")
+    stated = value(m.driver, "about.digits.naming")
     assert stated == pytest.approx({**rule, "nChoice": 50, "one": parts[0], "two": parts[1]}, abs=0.0011)
     said = numbers(text_of(m.driver, "naming"))
     of_capsules = [100 * rule["explains"], 10, rule["least"], 100 * rule["explained"]]
@@ -795,14 +747,10 @@ def test_the_rule_of_one_digit_or_two(measured: Any) -> None:
             updateDigits();
             return [digits.found.length, digits.share, digits.explained, digits.width, digits.outline, digits.ink];
         });""", [image.ravel().tolist() for image in images])
-    longest, share, one, two, width, outline, ink = evidence_of(m.config, params, images)
-    explained = np.where(share >= stated["explains"], two, one)
-    np.testing.assert_allclose(
-        [row[1:] for row in asked], np.stack([share, explained, width, outline, ink], axis=1), rtol=1e-3, atol=1e-3
-    )
+    of_images = np.transpose(evidence_of(m.config, params, images, stated["explains"])[1:])
+    np.testing.assert_allclose([row[1:] for row in asked], of_images, rtol=1e-3, atol=1e-3)
     assert [row[0] for row in asked] == digits_found(m.config, params, images, stated).tolist()
     assert len({row[0] for row in asked}) > 1
-    m.driver.execute_script("showExample(0); updateDigits()")
 
 
 def test_the_names_of_the_dimensions_and_their_signs(measured: Any) -> None:
@@ -825,7 +773,7 @@ def test_the_names_of_the_dimensions_and_their_signs(measured: Any) -> None:
                 assert said == "no single effect"
             elif abs(effects[name]) > 0.505:
                 assert said.startswith(f"{name} ")
-                title = m.driver.execute_script("return $(arguments[0]).title", f"name{d}")
+                title = value(m.driver, "$(arguments[0]).title", f"name{d}")
                 assert numbers(said) == numbers(title)[2:] == pytest.approx([effects[name]], abs=0.0051)
                 signs.append(np.sign(effects[name]))
     assert {-1, 1} <= set(signs)
@@ -833,8 +781,7 @@ def test_the_names_of_the_dimensions_and_their_signs(measured: Any) -> None:
 
 def test_the_answers_of_each_iteration(measured: Any) -> None:
     m, params = measured, measured.rounded["capsnet"]
-    image = np.array(m.driver.execute_script("showExample(2); updateDigits(); return Array.from(digits.image)"))
-    image = image.reshape(1, 36, 36).astype(np.float32)
+    image = shown_image(m, 2)
     lengths = [digit_scores(m, "capsnet", params, image, t)[0] for t in (1, 2, 3, 4, 5)]
     for t, is_even in ((2, False), (3, True), (5, False)):  # what it says of even couplings, while they are even too
         m.driver.execute_script("setRouting(arguments[0], arguments[1]); updateAnswer()", t, is_even)
@@ -845,22 +792,21 @@ def test_the_answers_of_each_iteration(measured: Any) -> None:
             order = np.argsort(-length)[:2]
             expected = [x for j in order for x in (j, length[j])]
             assert numbers(text) == pytest.approx(expected, abs=0.0051)
-        bars = m.driver.execute_script(
-            "return [...document.querySelectorAll('.bar .value')].map((e) => Number(e.textContent))"
-        )
+        bars = each(m.driver, ".bar .value", "Number(e.textContent)")
         np.testing.assert_allclose(bars, lengths[0 if is_even else t - 1], atol=0.0051)
-    m.driver.execute_script("setRouting(3, false)")
-    lines = "return [...document.querySelectorAll('#lengths .line')].map((e) => e.getAttribute('d'))"
-    points = np.array([numbers(line) for line in m.driver.execute_script(lines)])  # a length of 1 is 284 pixels above 0
+    m.driver.execute_script("setRouting(3, false); updateAnswer()")
+    lines = each(m.driver, "#lengths .line", "e.getAttribute('d')")
+    points = np.array([numbers(line) for line in lines])  # a length of 1 is 284 pixels above 0
     assert (points[:, ::2] == np.linspace(34, 390, 5)).all()
     heights = points[:, 1::2]
     np.testing.assert_allclose(np.sort(heights, axis=0), np.sort(298 - 284 * np.transpose(lengths), axis=0), atol=0.02)
     assert np.abs(lengths[1] - lengths[4]).max() > 0.02
     grown, pair = lengths[2] - lengths[0], np.argsort(-lengths[2])[:2]
+    names = each(m.driver, "#lengths text[x='400']", "Number(e.textContent)")
+    assert names == [j for j in np.argsort(-lengths[4]) if lengths[4][j] >= 0.25 or j in pair]
     others = np.delete(grown, pair)
     expected = [*pair, *grown[pair], others.min(), others.max()]  # as the tour says it
-    assert numbers(m.driver.execute_script("return grownText()")) == pytest.approx(expected, abs=0.0051)
-    m.driver.execute_script("setRouting(3, false); updateAnswer()")
+    assert numbers(value(m.driver, "grownText()")) == pytest.approx(expected, abs=0.0051)
 
 
 def test_right_answers_to_a_test_image_are_counted(measured: Any) -> None:
@@ -884,10 +830,7 @@ def test_right_answers_to_a_test_image_are_counted(measured: Any) -> None:
 
 def test_the_sum_of_the_votes_and_their_table_as_csv(measured: Any) -> None:
     m, params = measured, measured.rounded["capsnet"]
-    image = np.array(
-        m.driver.execute_script("showExample(3); setRouting(3, false); updateDigits(); return Array.from(digits.image)")
-    )
-    _, cache = digits.capsnet_forward(params, image.reshape(1, 36, 36).astype(np.float32), m.config, digits.PLAIN)
+    _, cache = digits.capsnet_forward(params, shown_image(m, 3), m.config, digits.PLAIN)
     votes = np.einsum("ip,ipjd->jid", cache.routing.u[0], params["routing.w"])
     side, types = m.config.primary_side, m.config.primary_types
     child, (c, v) = types * (2 * side + 5) + 1, (cache.routing.c[2][0], cache.v[0])
@@ -901,10 +844,10 @@ def test_the_sum_of_the_votes_and_their_table_as_csv(measured: Any) -> None:
     np.testing.assert_allclose(np.subtract(moved, own), 0.25 * np.eye(16)[3], atol=1e-6)
     for j, row in enumerate(cells_of(m.driver, "#votes")):  # of one small capsule
         vote, s = votes[j, child], c[:, j] @ votes[j]
+        logit = vote @ (cache.routing.v[0] + cache.routing.v[1])[0, j]
         of_sum = c[child, j] * vote @ s / np.linalg.norm(s)
-        of = [np.linalg.norm(vote), c[child, j], of_sum, np.linalg.norm(s), np.linalg.norm(v[j]), vote @ v[j]]
-        shown = [numbers(cell)[0] for cell in row]
-        assert [shown[0], shown[1], *shown[3:]] == pytest.approx([j, *of], abs=0.0055)
+        of = [np.linalg.norm(vote), logit, c[child, j], of_sum, np.linalg.norm(s), np.linalg.norm(v[j]), vote @ v[j]]
+        assert [numbers(cell)[0] for cell in row] == pytest.approx([j, *of], abs=0.0055)
     said = numbers(text_of(m.driver, "coupling-text"))
     pair = np.argsort(-np.linalg.norm(v, axis=1))[:2]
     ends = [[j, *np.sort(c[:, j])[[round(part * (len(c) - 1)) for part in (0.05, 0.95, 1)]]] for j in pair]
@@ -923,21 +866,24 @@ def test_the_sum_of_the_votes_and_their_table_as_csv(measured: Any) -> None:
         assert said[2:4] == pytest.approx([total, length], abs=0.0051)
         assert said[4:] == pytest.approx([100 * length / total, 100 * length1 / total1], abs=0.051)
         assert said[4] != said[5]  # with as many decimals as tell them apart
-        pair, ends = m.driver.execute_script(
-            "const pair = mostVaried(dimensions.digit); return [pair, walkOf(routed(), dimensions.digit, pair).ends]"
-        )
+        pair = value(m.driver, "mostVaried(dimensions.digit)")
+        ends = value(m.driver, "walkOf(routed(), dimensions.digit, arguments[0]).ends", pair)
         assert pair == np.argsort(-votes[j].var(axis=0), kind="stable")[:2].tolist()
-        longest = m.driver.execute_script("return longestVotes(...arguments)", j, pair)
+        longest = value(m.driver, "longestVotes(...arguments)", j, pair)
         far = np.hypot(*votes[j][:, pair].T)
         np.testing.assert_allclose(far[longest], np.sort(far)[::-1][:8], atol=1e-5)
         steps = (c[:, None] * votes[j])[:, pair].reshape(-1, m.config.primary_types, 2).sum(axis=1)
         np.testing.assert_allclose(ends, np.concatenate([np.zeros((1, 2)), steps.cumsum(axis=0)]), atol=1e-4)
-        header, *rows = [line.split(",") for line in m.driver.execute_script("return votesText()").splitlines()]
+        header, *rows = [line.split(",") for line in value(m.driver, "votesText()").splitlines()]
         table = {name: np.array(column, float) for name, column in zip(header, zip(*rows, strict=True), strict=True)}
         np.testing.assert_allclose(table["coupling"], c, atol=1e-5)
         np.testing.assert_allclose(np.stack([table[f"vote{d + 1}"] for d in range(16)], axis=1), votes[j], atol=1e-5)
         np.testing.assert_allclose(table["length"], np.linalg.norm(cache.routing.u[0], axis=1), atol=1e-4)
         np.testing.assert_allclose(table["agreement"], votes[j] @ (cache.v[0, j]), atol=1e-4)
+        of_place = slice(types * (2 * side + 5), types * (2 * side + 6))
+        widths = each(m.driver, "#arrows .walk", "parseFloat(e.style.strokeWidth)")
+        assert widths[:types] == pytest.approx(np.clip(30 * c[of_place] - 1.5, 0.5, 10), abs=0.01)
+        assert f"The {types} votes for {j}" in text_of(m.driver, "arrows-text")
         place = np.arange(side * side * types)
         np.testing.assert_array_equal(table["row"], place // types // side + 1)
         np.testing.assert_array_equal(table["column"], place // types % side + 1)
@@ -950,52 +896,50 @@ def test_the_held_out_azimuths(measured: Any) -> None:
     held_out = (azimuths >= 200) & (azimuths <= 330)
     said = []
     for label, elevation in ((0, 30), (1, 20), (3, 50), (4, 10)):
-        right = views_right(m, label, azimuths, elevation)
+        images = views_of(m, label, azimuths, elevation)
+        right = views_right(m, label, images)
         script = "$('ring-count').textContent = ''; setView(90, arguments[1]); selectObject(arguments[0])"
         m.driver.execute_script(script, label, elevation)
         text = settled(m.driver, lambda: text_of(m.driver, "ring-count"))
         expected = [27, right[0][held_out].sum(), right[1][held_out].sum()]
         assert numbers(text) == expected, (text, expected)
         said.append(tuple(expected[1:]))
-        hand = "return [view.hand.getAttribute('d'), view.knob.getAttribute('cx'), view.knob.getAttribute('cy')]"
-        assert m.driver.execute_script(f"updateView(); {hand}") == ["M292.00 145.00L334.00 145.00", "342.00", "145.00"]
+        drawn(m.driver)
+        hand = value(m.driver, "[view.hand.getAttribute('d'), ...['cx', 'cy'].map((x) => view.knob.getAttribute(x))]")
+        assert hand == ["M292.00 145.00L334.00 145.00", "342.00", "145.00"]
         turned = percentages(text_of(m.driver, "pose-turn"))
-        assert turned == pytest.approx([100 * sine_share(m, label, azimuths, elevation), 100], abs=0.51)
-        filled = m.driver.execute_script(
-            "return view.fields.map((pair) => pair.map((e) => !e.style.stroke.includes('track')))"
-        )
+        assert turned == pytest.approx([100 * sine_share(m, label, azimuths, images), 100], abs=0.51)
+        filled = value(m.driver, "view.fields.map((pair) => pair.map((e) => !e.style.stroke.includes('track')))")
         np.testing.assert_array_equal(np.array(filled).T, right)
         for azimuth, words in ((150, "within the trained range"), (155, "neither network was trained on")):
             m.driver.execute_script("setView(arguments[0], arguments[1]); updateView()", azimuth, elevation)
             assert words in text_of(m.driver, "verdict")
-            place, azimuth_of, elevation_of = (np.array([x]) for x in (label, azimuth, elevation))
-            objects = views.points_of(m.view_config)
-            image = views.standardized(views.render_voxels(place, azimuth_of, elevation_of, None, objects))
+            image = views_of(m, label, np.array([azimuth]), elevation)
             a, scores = (view_scores(m, name, m.rounded[name], image)[0] for name in explorer.VIEW_MODELS)
             for name, p in (("capsules", a), ("cnn", np.exp(scores) / np.exp(scores).sum())):  # activations
                 answer = "right" if p.argmax() == label else f"wrong ({m.view_config.classes[p.argmax()]})"
                 assert f"the {'CNN is' if name == 'cnn' else 'capsules are'} {answer}" in text_of(m.driver, "verdict")
-                script = "return [...$(arguments[0]).children].map((e) => [e.className, +e.lastChild.textContent])"
-                for j, (marks, value) in enumerate(m.driver.execute_script(script, f"answer-{name}")):
-                    assert value == pytest.approx(p[j], abs=0.0051)
+                bars = each(m.driver, f"#answer-{name} > *", "[e.className, Number(e.lastChild.textContent)]")
+                for j, (marks, shown) in enumerate(bars):
+                    assert shown == pytest.approx(p[j], abs=0.0051)
                     assert [word in marks for word in ("best", "true")] == [j == p.argmax(), j == label]
     assert any(a != b for a, b in said)
 
 
 def test_the_page_opens_where_the_networks_differ_most(measured: Any) -> None:
     m, azimuths = measured, np.arange(200, 331, 5)
-    opening = m.driver.execute_script("return part.opening")
+    opening = value(m.driver, "part.opening")
     differences = {}
     for label in range(5):
         for elevation in range(10, 51, 10):
-            right = views_right(m, label, azimuths, elevation)
+            right = views_right(m, label, views_of(m, label, azimuths, elevation))
             differences[label, elevation] = right, abs(int(right[0].sum()) - int(right[1].sum()))
     right, difference = differences[opening["object"], opening["elevation"]]
     assert difference == max(d for _, d in differences.values()) > 0
     k = int(np.flatnonzero(azimuths == opening["azimuth"])[0])
     assert right[0][k] != right[1][k]
     m.driver.execute_script("restore('')")
-    shown = m.driver.execute_script("return [view.object, view.azimuth, view.elevation]")
+    shown = value(m.driver, "[view.object, view.azimuth, view.elevation]")
     assert shown == [opening["object"], opening["azimuth"], opening["elevation"]]
     assert f"shape {opening['object'] + 1} at elevation {opening['elevation']}°" in text_of(m.driver, "study")
 
@@ -1015,10 +959,8 @@ def test_the_numbers_of_em_routing_in_the_plane(measured: Any) -> None:
     for t in (1, 3):
         votes = np.round(rng.uniform(-3, 3, (1, 4, 2, 2)), 1)
         votes[0, :3, 0] = votes[0, 0, 0] + 0.3 * rng.normal(size=(3, 2)).round(1)
-        driver.execute_script(
-            "plane.votes = arguments[0]; PLANE.iterations = arguments[1]; updatePlane();", votes.ravel().tolist(), t
-        )
-        beta = driver.execute_script("return [PLANE.betaA, PLANE.floor]")
+        driver.execute_script("setPlane(...arguments)", votes.ravel().tolist(), t)
+        beta = value(driver, "[PLANE.betaA, PLANE.floor]")
         mu, a, cache = views.em_routing_forward(
             votes, np.ones((1, 4)), np.full(2, beta[0]), np.zeros(2), [1.0] * t, beta[1]
         )
@@ -1038,9 +980,7 @@ def test_the_numbers_of_em_routing_in_the_plane(measured: Any) -> None:
         for row, values in zip(rows, expected, strict=True):
             shown = [x for cell in row[1:] for x in numbers(cell)]
             np.testing.assert_allclose(shown, np.ravel(values), atol=0.0051, err_msg=row[0])
-        for j, line in enumerate(
-            driver.execute_script("return [...$('plane-equation').children].map((e) => e.textContent)")
-        ):
+        for j, line in enumerate(each(driver, "#plane-equation > *", "e.textContent")):
             z = beta[0] - costs[j].sum()
             assert numbers(line) == pytest.approx([beta[0], -costs[j][0], -costs[j][1], z, a[0, j]], abs=0.0051)
             assert 1 / (1 + math.exp(-z)) == pytest.approx(a[0, j], abs=1e-6)
@@ -1055,10 +995,10 @@ def test_the_numbers_that_stand_in_the_text(measured: Any) -> None:
     assert shown == [str(types * m.config.primary_side**2), str(types)]
     assert text_of(m.driver, "trained-iterations") == str(m.config.routing_iters)
     assert text_of(m.driver, "trained-elevations") == elevations
-    words = " ".join(m.driver.execute_script("return document.querySelector('main').textContent").split())
+    words = " ".join(value(m.driver, "document.querySelector('main').textContent").split())
     assert f"where they have more than {explorer.LARGE:,}" in words
     assert f"the small image, {views.IMAGE_SIZE}×{views.IMAGE_SIZE} pixels" in words
-    start = np.reshape(m.driver.execute_script("return START"), (1, 4, 2, 2))  # of which the tour says three of four
+    start = np.reshape(value(m.driver, "START"), (1, 4, 2, 2))  # of which the tour says three of four
     a, cache = views.em_routing_forward(start, np.ones((1, 4)), np.full(2, -4.0), np.zeros(2), [1.0] * 3, 0.05)[1:]
     assert (cache.m_steps[-1].r[0, :, 0] > 0.5).sum() == 3
     assert a[0, 0] > 0.5 > a[0, 1]
@@ -1092,6 +1032,20 @@ def asked(driver: Any, script: str, *arguments: Any) -> Any:
     """What a script gives in the page itself: one of Firefox's driver has names of its own."""
     code = f"JSON.stringify((function () {{ {script} }})(...{json.dumps(arguments)}))"
     return json.loads(driver.execute_script("return (window.wrappedJSObject ?? window).eval(arguments[0])", code))
+
+
+def value(driver: Any, expression: str, *arguments: Any) -> Any:
+    """Of an expression of the page's script."""
+    return driver.execute_script(f"return {expression}", *arguments)
+
+
+def until(driver: Any, expression: str, *arguments: Any) -> None:
+    settled(driver, lambda: value(driver, expression, *arguments))
+
+
+def each(driver: Any, selector: str, expression: str) -> list[Any]:
+    """Of every element ``e``."""
+    return value(driver, f"[...document.querySelectorAll(arguments[0])].map((e) => {expression})", selector)
 
 
 def text_of(driver: Any, name: str) -> str:
