@@ -340,6 +340,21 @@ def test_a_copy_of_a_script_has_what_it_imports_of_the_project() -> None:
     subprocess.run([sys.executable, Path("copy", SCRIPT).resolve()], env={**os.environ, "PYTHONPATH": ""}, check=True)
 
 
+def test_histories_and_failures_are_those_of_the_runs() -> None:
+    """Which end in any order."""
+    args, (setting,) = parse_command("--seeds 0:4 --keep-history")
+    args.environment = {"python": "3"}
+    jobs = [compare_seeds.Job(setting, seed, Path("x")) for seed in range(4)]
+    models = {"a": {"loss": 0.5, "n_params": 1234567}}
+    results: Any = {
+        job: {"headline": "loss", "models": models, "history": {"a": {"loss": [job.seed]}}} for job in jobs[:2]
+    }
+    document = compare_seeds.make_document(args, [setting], results, {jobs[3]: "late", jobs[2]: "early"})
+    (entry,) = document["settings"].values()
+    assert [run["history"] for run in entry["runs"]] == [{"a": {"loss": [seed]}} for seed in (0, 1)]
+    assert entry["failures"] == [{"seed": 2, "error": "early"}, {"seed": 3, "error": "late"}]
+
+
 def started(flags: str) -> subprocess.Popen[str]:
     command = [sys.executable, compare_seeds.__file__, "./fake.py", "--jobs", "2", *flags.split()]
     return subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)

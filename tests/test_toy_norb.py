@@ -303,6 +303,14 @@ def test_the_contact_sheet_has_a_row_of_the_real_set(tmp_path: Path, capsys: Cap
     assert line.startswith(f"error: {tmp_path / 'none'} has no smallnorb-5x")
 
 
+def test_seed_threads_and_a_tilde_reach_what_draws(tmp_path: Path, monkeypatch: Patch, capsys: Capture) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(script, "write_toy_norb", write := Mock())
+    assert script.main(["--out-dir=~/toys", "--seed=4", "--threads=3"]) == 0
+    write.assert_called_once_with(tmp_path / "toys", 4, 3)
+    assert capsys.readouterr().out == f"wrote {tmp_path / 'toys'}\n"
+
+
 @pytest.mark.parametrize("ending", ["", ".gz"])
 def test_no_file_of_the_real_set_is_replaced(ending: str, tmp_path: Path, capsys: Capture) -> None:
     path = tmp_path / (toys.file_name("testing", "cat") + ending)
