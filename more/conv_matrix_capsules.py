@@ -196,6 +196,7 @@ class Config(Viewpoints):
         """The inverse temperature of each iteration."""
         return list(map(float, np.linspace(1, self.lambda_first, self.em_iters)))[::-1]
 
+
 @dataclasses.dataclass(frozen=True)
 class Options(PredictOptions):
     models: tuple[str, ...] = setting(MODEL_NAMES, list_of(one_of(MODEL_NAMES)), "Train only these.", usual=True)

@@ -28,6 +28,7 @@ except ImportError:  # without fast/ nobody asks the BLAS
     def n_processors() -> int:
         return os.cpu_count() or 1
 
+
 def git(*words: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     """What git says, as UTF-8 whatever the locale is; names of files may be of any bytes."""
     command = ["git", *words]
