@@ -773,7 +773,7 @@ def predict(checkpoint: Path, pictures: Sequence[Path]) -> str:
     """A table: for each image the class that each model names, and the class capsules' activations. Raises UserError
     where a file cannot be read."""
     config, states = read_checkpoint(checkpoint, EXPERIMENT, Config, make_models)
-    if left := unfinished(sys.modules[__name__], checkpoint, config, states):
+    if left := unfinished(EXPERIMENT, checkpoint, config, states):
         print_message(f"warning: {left}")
     if config.has_views or "capsules" not in states:
         raise UserError(f"{checkpoint} has no capsules that learned digits; your_own_images.py learns any images")

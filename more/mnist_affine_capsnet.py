@@ -104,6 +104,11 @@ class Config(CapsNetConfig):
     def dependent(self) -> dict[str, Any]:
         return super().dependent() | {"max_shift": 6 if self.canvas == AFFNIST_SIDE else 2, "image_size": self.canvas}
 
+    def check(self) -> None:
+        super().check()
+        if self.match_accuracy is None and self.check_every != Config.check_every:
+            raise SettingError("check_every", "needs --match-accuracy")
+
 
 @dataclasses.dataclass(frozen=True)
 class Options(multimnist.Options):
@@ -505,15 +510,13 @@ def format_table(result: dict[str, Any]) -> str:
 
 @script
 def main(argv: Sequence[str]) -> None:
-    config, options, given = parse(
+    config, options, _ = parse(
         Config, Options, argv,
         "Train a capsule network, a CNN and LeNet-5 on upright digits and test them on rotated and distorted ones.",
         ("", "Three models, twelve epochs of MNIST: about 35 minutes."),
         ("--n-train 6000 --n-epochs 4 --checkpoint run.npz",
          "A short training on 6,000 digits, which is kept: about 3 minutes."),
     )
-    if "check_every" in given and config.match_accuracy is None:
-        raise SettingError("check_every", "needs --match-accuracy")
     if options.affnist and config.canvas != AFFNIST_SIDE:
         raise SettingError("affnist", f"needs --canvas {AFFNIST_SIDE}")
     require_own_outputs(EXPERIMENT, config, options)

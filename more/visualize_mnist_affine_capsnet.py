@@ -137,6 +137,7 @@ def finished(asked: Config, options: Any, given: Collection[str]) -> Run:
     run = load_or_train(
         affine, options, asked, given, resolved,
         (RESULTS, "capsnet", f"rotated_{asked.rotation[-1]:g}_accuracy"), free=TEST_FIELDS, required=("capsnet",),
+        reached=affine.reached,
     )
     with Workers(options.threads) as workers:
         return run._replace(tested=affine.run_tests(run.config, run.data, run.states, workers))

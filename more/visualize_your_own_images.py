@@ -114,7 +114,7 @@ def shown_pictures(asked: Config, options: Options, given: Collection[str]) -> t
     states: dict[str, TrainState] = {}
     if options.checkpoint:
         saved, states = load_checkpoint(own, options.checkpoint)
-        if left := unfinished(own, options.checkpoint, saved, states):
+        if left := unfinished(own.EXPERIMENT, options.checkpoint, saved, states):
             print_message(f"warning: {left}")
         require_same(options.checkpoint, saved, config, given)
         config = dataclasses.replace(saved, data_dir=config.data_dir)

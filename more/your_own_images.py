@@ -354,7 +354,7 @@ class Answers(NamedTuple):
 def predict(checkpoint: Path, names: Sequence[Path], threads: int = 1, quiet: bool = False) -> Answers:
     """The answers of each network of a checkpoint to each image that can be read."""
     config, states = read_checkpoint(checkpoint, EXPERIMENT, Config, make_models)
-    if left := unfinished(sys.modules[__name__], checkpoint, config, states):
+    if left := unfinished(EXPERIMENT, checkpoint, config, states):
         print_message(f"warning: {left}")
     assert config.image_size
     models, squares, unreadable = make_models(config), dict[Path, Array](), list[str]()

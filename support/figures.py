@@ -596,17 +596,18 @@ class AnimationOptions(Settings):
 
 def load_finished(
     experiment: Any, path: Path | None, asked: Any, given: Collection[str], free: Collection[str] = ("data_dir",),
-    required: Collection[str] = (),
+    required: Collection[str] = (), **reached: Callable[..., bool],
 ) -> tuple[Any, Mapping[str, Any]]:
     """Configuration and states of a checkpoint of finished trainings of the module ``experiment``, at least of the
-    ``required`` models. Without a ``path``: the configuration ``asked``, and no states. The ``given`` fields of
-    ``asked`` must be those of the checkpoint; ``free`` ones may differ, and replace them. Raises UserError."""
+    ``required`` models; ``reached``: see ``unfinished``. Without a ``path``: the configuration ``asked``, and no
+    states. The ``given`` fields of ``asked`` must be those of the checkpoint; ``free`` ones may differ, and replace
+    them. Raises UserError."""
     if path is None:
         return asked, {}
     config, states = load_checkpoint(experiment, path)
     require_same(path, config, asked, {*given} - {*free})
     if "data_dir" in given and config.dataset in ("strokes", "voxels", "shapes", "toys"):
         raise UserError(f"{path} was trained on {config.dataset}, which have no files: leave --data-dir out")
-    if left := unfinished(experiment, path, config, states, required):
+    if left := unfinished(experiment.EXPERIMENT, path, config, states, required, **reached):
         raise UserError(left)
     return dataclasses.replace(config, **{name: getattr(asked, name) for name in free if name in given}), states

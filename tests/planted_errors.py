@@ -327,7 +327,7 @@ support/redraw.py test_redraw
 support/result_tables.py test_report
   test_tables_of_one_three_and_six_seeds | seeds_table: _a >= MIN_SEEDS -> _a > MIN_SEEDS
 support/experiment.py test_support_figures
-  test_an_unfinished_checkpoint_is_an_error | unfinished: _a if hasattr(script, 'of_model') else _b -> _b
+  test_an_unfinished_checkpoint_is_an_error | unfinished: _a if name.startswith('cnn') else _b -> _b
 visualize_smallnorb_novel_viewpoint.py test_visualize_smallnorb
   test_poses_stand_beside_the_image_by_true_class_and_class_capsule |
      draw_class_poses: RIGHT if _a else WRONG -> WRONG if _a else RIGHT

@@ -1016,8 +1016,10 @@ def page(driver: Any) -> Any:
     driver.execute_script(
         "link.closeTour(); stopPlaying(); selectLayer(0); $('plane-reset').click();"
         "Object.assign(drawing, { pen: null, penSeen: -Infinity }); drawing.keys.down = false;"
-        "history.replaceState(null, '', '#x=1'); restore(); drawing.past = []; scrollTo(0, 0);"
+        "history.replaceState(null, '', '#x=1'); restore(); drawing.past = [];"
     )
+    drawn(driver)  # what the test before began to scroll has come to its end
+    driver.execute_script("scrollTo(0, 0)")
     drawn(driver)
     return driver
 

@@ -87,18 +87,19 @@ Config = smallnorb_novel_viewpoint.Config
 
 def finished(
     asked: Any, given: set[str], epochs: dict[str, int], dataset: str = "smallnorb", required: tuple[str, ...] = (),
-    free: tuple[str, ...] = ("data_dir",), **more: Any,
+    free: tuple[str, ...] = ("data_dir",), reached: Any = lambda state, config: False, **settings: Any,
 ) -> tuple[Any, Any]:
-    """``load_finished`` from a checkpoint of seed 3 and 1,000 epochs; ``epochs``: of each of its models; ``more``: what
-    the script has besides."""
+    """``load_finished`` from a checkpoint of seed 3 and 1,000 epochs; ``epochs``: of each of its models; ``settings``:
+    its others."""
     states = {name: TrainState(name, {}) for name in epochs}
     for name, state in states.items():
         state.history = {"train_loss": [0.5] * epochs[name]} if epochs[name] else {}
     files: Any = {"data_dir": Path("y")} if dataset == "smallnorb" else {}
     kind: Any = multimnist_capsnet.Config if dataset == "strokes" else Config
-    saved = kind(dataset=dataset, seed=3, n_epochs=1000, **files)
+    saved = kind(dataset=dataset, seed=3, n_epochs=1000, **files, **settings)
     with patch.object(figures, "load_checkpoint", lambda script, path: (saved, states)):
-        return figures.load_finished(SimpleNamespace(EXPERIMENT="x", **more), Path("a"), asked, given, free, required)
+        x = SimpleNamespace(EXPERIMENT="x")
+        return figures.load_finished(x, Path("a"), asked, given, free, required, reached=reached)
 
 
 def test_given_flags_must_agree_with_the_checkpoint() -> None:
@@ -126,9 +127,8 @@ def test_an_unfinished_checkpoint_is_an_error() -> None:
     with pytest.raises(OSError, match=r"^a holds 0 of 1,000 epochs of capsules; "):
         finished(Config(), set(), {"capsules": 0}, reached=lambda state, _: state.name == "cnn")
     finished(Config(), set(), {"capsules": 1000, "cnn": 0}, reached=lambda state, _: state.name == "cnn")
-    more: Any = {"of_model": lambda name, config: (config.n_epochs * (1 + (name == "cnn")), 0.1)}
     with pytest.raises(OSError, match=r"^a holds 1,000 of 2,000 epochs of cnn; "):
-        finished(Config(), set(), {"capsules": 1000, "cnn": 1000}, **more)
+        finished(Config(), set(), {"capsules": 1000, "cnn": 1000}, cnn_epochs=2000)
 
 
 def test_a_new_training_is_of_the_median_of_the_reported_seeds_unless_one_is_given(
