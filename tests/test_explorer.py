@@ -1702,7 +1702,8 @@ def test_a_link_holds_angles_and_votes_to_the_last_bit(page: Any) -> None:
 
 
 def test_a_link_pasted_into_the_open_page_is_followed_to_where_it_begins(page: Any) -> None:
-    whole = page.execute_script("showExample(9); return stateText()")
+    # Left at once: an address that the page has written itself would be pasted without an event.
+    whole = page.execute_script("showExample(9); const text = stateText(); restore(''); return text")
     for pasted, heading, example in (
         (whole, "digits", 9), ("only=em", "em", 0), ("only=routing,em&hide=cnn,tray", "routing", 0),
         ("x=7", "digits", 6), ("s=em&only=routing", "routing", 0), ("s=numbers&only=digits,em", "digits", 0),
