@@ -28,7 +28,6 @@ from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 SECONDS = 120  # for one test
-WRONG_VALUE = ("AssertionError", "GradientError")  # what a test raises itself; all else is a crash
 
 # A file and a file of tests; in the lines below them a test, and the errors that it must see: the function or class (or
 # "module"), what occurs there once, and what it becomes. _a, _b ... are any expressions, the same one wherever they
@@ -126,9 +125,6 @@ multimnist_capsnet.py test_protocol
      TrainState.add: _a += weight -> _a += 2
   test_settings_are_chosen_on_training_digits_that_are_not_trained_on |
      without_test: Digits(digits.name, _a, _b, _c[_d:], _e[_d:]) -> Digits(digits.name, _a, _b, _c[:n], _e[:n])
-  test_every_digit_is_trained_on | Overlays.draw: _b(len(self.labels), size=_a) -> _b(len(self.labels) - 1, size=_a) |
-     Overlays.draw: len(self.labels) - _a -> len(self.labels) - 1 - _a |
-     Overlays.draw: _b(len(self.shifts), size=_a) -> [_b(len(self.shifts))] * _a
   test_cnns_are_the_nearest_in_size | make_models: 1 + round(_a) -> 2 + round(_a)
   test_initial_parameters | capsnet_init: PRIMARY_SIZE / _a -> 1.5 * PRIMARY_SIZE / _a |
      capsnet_init: math.sqrt(2 / _a) -> math.sqrt(3 / _a) | capsnet_init: math.sqrt(1 / _a) -> math.sqrt(1.5 / _a) |
@@ -138,6 +134,9 @@ multimnist_capsnet.py test_protocol
      module: {'conv_channels': 32, 'primary_types': 8, 'decoder': (256, 512)}
      -> {'conv_channels': 32, 'primary_types': 8, 'decoder': (256, 256)}
 multimnist_capsnet.py test_multimnist_capsnet
+  test_every_digit_is_trained_on | Overlays.draw: _b(len(self.labels), size=_a) -> _b(len(self.labels) - 1, size=_a) |
+     Overlays.draw: len(self.labels) - _a -> len(self.labels) - 1 - _a |
+     Overlays.draw: _b(len(self.shifts), size=_a) -> [_b(len(self.shifts))] * _a
   test_a_composite_is_the_maximum_of_two_shifted_digits_of_different_classes | Overlays.draw: _a >= _b -> _a > _b
   test_admissible_shifts_are_all_those_that_overlap_enough | admissible_shifts: _a >= _b * _c -> _a > 0 * _b * _c
 multimnist_capsnet.py test_conv_matrix_capsules
@@ -270,8 +269,8 @@ support/results.py test_protocol
 support/tables.py test_your_own_images
   test_result_and_table | confusion_matrix: (labels, answers) -> (answers, labels)
 smallnorb_novel_viewpoint.py test_protocol
-  test_no_number_that_is_not_finite_is_a_result | TrainState.require_finite: not math.isfinite(_a) -> math.isnan(_a) |
-     TrainState.end_epoch: np.abs(p).max() -> 0
+  test_a_training_stops_at_a_number_that_is_not_finite |
+     TrainState.require_finite: not math.isfinite(_a) -> math.isnan(_a) | TrainState.end_epoch: np.abs(p).max() -> 0
 smallnorb_novel_viewpoint.py test_optimizers
   test_a_state_adds_up_the_losses_of_an_epoch | TrainState.end_epoch: _a / _b -> _a | TrainState.add: _a * _b -> _b
 fast/optimizers.py test_optimizers
@@ -490,9 +489,7 @@ def main(words: list[str]) -> int:
             copies.put(project)
             if status not in (0, 1):
                 return f"NO ANSWER: {output.strip()[-300:]}"
-            crash = re.search(r"^E +(?:[a-z_]+\.)*([A-Z]\w*(?:Error|Exception|Warning)): ", output, re.MULTILINE)
-            by = "" if crash is None or crash[1] in WRONG_VALUE else f" by {crash[1]}"
-            return f"seen{by}" if status else "NOT SEEN"
+            return "seen" if status else "NOT SEEN"
 
         project = copies.get()
         status, output = run_tests(project, sorted({error.test for error in chosen}))

@@ -42,16 +42,8 @@ def test_times_are_medians_and_ratios_to_ours(monkeypatch: Patch, capsys: Captur
     builds: dict[str, Any] = dict.fromkeys((program.OURS, "theirs"), (lambda: lambda: None, {}))
     table = program.compare(builds, 3)
     assert table["rows"] == [[program.OURS, 1.0, 2.0, 50], ["theirs", 1.67, 3.33, 50]]
-    assert table["columns"] == ["training step", "time / numpy's", "ms", "peak MiB"]
-    broken: dict[str, Any] = {name: (lambda: lambda: 1 / 0, {}) for name in ("broken", program.OURS)}
-    assert program.compare(builds | {"broken": broken["broken"]}, 3) == table
+    assert program.compare(builds | {"broken": (lambda: lambda: 1 / 0, {})}, 3) == table
     assert capsys.readouterr().err == "broken is left out: ZeroDivisionError\n"
-    with pytest.raises(ZeroDivisionError):
-        program.compare(broken, 3)
-    monkeypatch.setattr(program, "candidates", lambda *_: {})
-    monkeypatch.setattr(program, "compare", lambda _, repetitions: repetitions)
-    for asked, slow in ((60, 15), (8, 3)):
-        assert program.measure(asked, 1) == {"smallnorb": asked, "matrix_capsules": slow, "multimnist": asked}
 
 
 def named(build: Any, **arguments: Any) -> Any:
@@ -80,29 +72,23 @@ def test_a_command_writes_its_tables_and_what_they_depend_on(
     tmp_path: Path, monkeypatch: Patch, capsys: Capture
 ) -> None:
     tables = {"t": {"columns": ["step"], "rows": [["a"]]}}
-    measured, scaled = Mock(return_value=tables), Mock(return_value=tables)
-    monkeypatch.setattr(program, "measure", measured)
-    monkeypatch.setattr(scaling, "measure", scaled)
-    monkeypatch.setattr(program, "version_of", str.upper)
-    for flags in (["--only=multimnist", "--repetitions=3"], ["--scaling"]):
+    for module in (program, scaling):
+        monkeypatch.setattr(module, "measure", measured := Mock(return_value=tables))
+        flags, given = (["--scaling"], (60, 5)) if module is scaling else (["--only=multimnist"], (60, 5, "multimnist"))
         assert program.main([*flags, "--threads=5", f"--out={tmp_path / 'x.json'}"]) == 0
         assert capsys.readouterr().out == "\nt\n| step |\n| ---- |\n| a    |\n"
+        measured.assert_called_once_with(*given)
         found = parse_json(tmp_path / "x.json")
         assert (found["tables"], found["command"].split()[3]) == (tables, flags[0])
-        assert [found["environment"][key] for key in ("threads", "pytorch", "jax")] == [5, "TORCH", "JAX"]
-    assert (measured.call_args.args, scaled.call_args.args) == ((3, 5, "multimnist"), (60, 5))
+        assert found["environment"]["threads"] == 5
     for flags, file in (([], "steps.json"), (["--scaling"], "scaling.json")):  # as report.py --check has them
         assert parse_flags(Path(program.__file__), flags).out.name == file
-    capsys.readouterr()
     assert "not together with --only" in usage_error(program, ["--scaling", "--only=smallnorb"], capsys)
 
 
-def test_peaks_of_memory(monkeypatch: Patch) -> None:
-    """A step that takes 200 MiB and gives them back has a peak above them."""
+def test_a_step_that_takes_200_mib_and_gives_them_back_has_a_peak_above_them() -> None:
     build = functools.partial(functools.partial, np.ones, 25 << 20)
-    assert measure.in_fresh_process(measure.time_and_peak, build=build, repetitions=1)[1] > 200
-    monkeypatch.setattr(measure.Path, "read_text", lambda *_: "VmHWM:\t 2048 kB\nVmRSS:\t 9 kB")
-    assert measure.time_and_peak(lambda: lambda: None, 1)[1] == 2
+    assert 200 < measure.in_fresh_process(measure.time_and_peak, build=build, repetitions=1)[1] < 2000
 
 
 def test_bare_products_are_those_of_the_layers(monkeypatch: Patch) -> None:
@@ -248,10 +234,7 @@ def test_a_step_in_pytorch_is_what_its_row_says(monkeypatch: Patch) -> None:
         step()
         assert float((network.weight.detach() - before).abs().max()) == pytest.approx(2e-6, rel=0.1)
         assert torch.get_num_threads() == 1
-        if not on:
-            (gradient,) = torch.autograd.grad(loss(network, x), network.weight)
-            np.testing.assert_allclose(network.weight.grad, gradient, rtol=0.01, atol=0.01)
-    assert seen == [(torch.float32, False, False)] * 3 + [(torch.bfloat16, True, True)] * 2
+    assert seen == [(torch.float32, False, False)] * 2 + [(torch.bfloat16, True, True)] * 2
     assert (compiled.call_count, [call.kwargs["fused"] for call in adam.call_args_list]) == (1, [False, True])
 
 
@@ -271,7 +254,6 @@ def test_the_figure_has_a_bar_for_each_form(tmp_path: Path, monkeypatch: Patch) 
     }
     save_result(tmp_path / "steps.json", {"tables": steps})
     assert figure.main([f"--outdir={tmp_path}"]) == 0
-    assert (tmp_path / "speed" / "steps.png").stat().st_size < 600_000
     check_held(drawn(lambda: figure.draw_steps(steps)).axes[1], bars=[[7.6] * len(figure.FORMS)])
     without = steps | {"smallnorb": steps["smallnorb"] | {"rows": rows[:1] + rows[2:]}}  # as where PyTorch fails
     check_held(drawn(lambda: figure.draw_steps(without)).axes[1], bars=[[7.6] * (len(figure.FORMS) - 1)])

@@ -22,12 +22,12 @@ from helpers import (
 from more import conv_matrix_capsules as m
 from smallnorb_novel_viewpoint import RunOptions
 from support.experiment import load_checkpoint
-from test_gradients import FIELD_CASES as CASES, FIELD_FORMS as FORMS, field_inputs, network_of, perturbed
+from test_gradients import FIELD_CASES as CASES, FIELD_FORMS as FORMS, field_inputs, perturbed
 from test_smallnorb_files import make_arrays, write_set
 
 
 SIZES = (5, 2, 3, 2)
-FEW_VIEWS = ["--n-train-views", "2", "--n-test-views", "2", "--n-elev", "1", "--n-per-combo", "2"]
+FEW_VIEWS = "--n-train-views 2 --n-test-views 2 --n-elev 1 --n-per-combo 2"
 
 
 def tiny(**changes: Any) -> m.Config:
@@ -40,7 +40,7 @@ def tiny(**changes: Any) -> m.Config:
 
 def check_parts() -> None:
     """Losses and gradients of a batch's parts add up to those of the batch, to float64 rounding."""
-    model, rng = network_of(m, "cnn").model, np.random.default_rng(3)
+    model, rng = m.make_models(tiny(dtype="float64", dataset="voxels", data_dir=None))["cnn"], np.random.default_rng(3)
     params, batch = perturbed(model), m.Examples(rng.random((7, 32, 32, 1)), rng.integers(0, 5, 7))
     scores, cache = model.forward(params, batch.images)
     mean_loss, dscores = model.loss(scores, batch.labels, 0.4)
@@ -57,26 +57,26 @@ def test_a_broken_term_of_the_gradient_is_seen(monkeypatch: Patch) -> None:
     assert surviving_mutants(monkeypatch, m, "loss_and_grads", check_parts) == []
 
 
-# --- Models -----------------------------------------------------------------------------------------------------------
+# --- Models and routing -----------------------------------------------------------------------------------------------
 
 
 def test_half_of_the_hidden_units_are_left_out_in_training_and_none_in_a_test() -> None:
     config = tiny(cnn="paper", n_train=60, dtype="float64")
     data, model = m.make_data(config), m.make_models(config)["cnn"]
-    batch, again = m.training_batch(data, config, 3), m.training_batch(data, config, 3)
-    assert batch.dropout is not None
-    assert batch.dropout.shape == (8, 1024)
-    assert set(np.unique(batch.dropout)) == {0, 2}
-    np.testing.assert_array_equal(batch.dropout, again.dropout)
-    assert np.abs(batch.dropout - m.training_batch(data, config, 4).dropout).any()
-    assert (batch.dropout[0] != batch.dropout[1]).mean() == pytest.approx(0.5, abs=0.1)
+    batch, again, other = (m.training_batch(data, config, step) for step in (3, 3, 4))
+    factors: Any = batch.dropout
+    assert factors.shape == (8, 1024)
+    assert set(np.unique(factors)) == {0, 2}
+    np.testing.assert_array_equal(factors, again.dropout)
+    for one, another in ((factors, other.dropout), (factors[0], factors[1])):
+        assert (one != another).mean() == pytest.approx(0.5, abs=0.1)
     np.testing.assert_array_equal(batch.images, m.training_batch(data, tiny(n_train=60, dtype="float64"), 3).images)
     params = model.init_params(np.random.default_rng(0))
-    seen = model.forward(params, batch.images, dropout=batch.dropout)[1][-1][0]
+    seen = model.forward(params, batch.images, dropout=factors)[1][-1][0]
     units = model.forward(params, batch.images)[1][-1][0]  # as in a test
-    np.testing.assert_allclose(seen, units * batch.dropout, rtol=1e-12, atol=0)
+    np.testing.assert_allclose(seen, units * factors, rtol=1e-12, atol=0)
     part = m.loss_and_grads(model, 0.5, params, batch.part(2, 5), 8)[0]["train_loss"]
-    scores, _ = model.forward(params, batch.images[2:5], dropout=batch.dropout[2:5])
+    scores, _ = model.forward(params, batch.images[2:5], dropout=factors[2:5])
     assert part == pytest.approx(3 / 8 * model.loss(scores, batch.labels[2:5], 0.5)[0], rel=1e-12)
 
 
@@ -85,123 +85,23 @@ def test_half_of_the_hidden_units_are_left_out_in_training_and_none_in_a_test() 
 ])
 def test_threads_change_no_bit(changes: dict[str, Any]) -> None:
     config = tiny(**{"n_epochs": 1, "batch_size": 16, **changes})
-    data = m.make_data(config)
+    data, found = m.make_data(config), list[Any]()
     assert m.part_size(config) < config.batch_size  # or there is nothing for a second thread
-    found = list[tuple[Any, dict[str, Array]]]()
     for threads in (1, 2, 3):
         states = m.train_all(config, data, RunOptions(threads=threads, quiet=True))
-        arrays = {f"{name} {key}": p for name, state in states.items() for key, p in state.params.items()}
         with Workers(threads) as workers:
-            for name, model in m.make_models(config).items():
-                arrays[name] = m.predict_scores(model, states[name].params, data.test, config, workers)
-        found.append(({name: state.history for name, state in states.items()}, arrays))
-    (first_histories, first), *others = found
-    for histories, arrays in others:
-        assert histories == first_histories
-        for name, array in arrays.items():
-            np.testing.assert_array_equal(array, first[name], err_msg=name)
+            scores = {name: m.predict_scores(model, states[name].params, data.test, config, workers)
+                      for name, model in m.make_models(config).items()}
+        found.append([scores, *((state.history, state.params) for state in states.values())])
+    for other in found[1:]:
+        np.testing.assert_equal(other, found[0])
 
 
 def test_the_learning_rate_rises_then_falls_and_the_cnn_has_its_own() -> None:
     config = tiny(lr=0.5, cnn_lr=0.25)
-    assert m.learning_rate(config, "capsules", 0) == pytest.approx(0.05)
-    assert m.learning_rate(config, "capsules", 0.01) == pytest.approx(0.495)  # from here on it falls
-    assert m.learning_rate(config, "capsules", 0.5) == pytest.approx(0.25)
-    assert m.learning_rate(config, "cnn", 0.5) == pytest.approx(0.125)
-    assert m.learning_rate(config, "cnn", 1) == 0
-
-
-# --- Data -------------------------------------------------------------------------------------------------------------
-
-
-def test_training_images_depend_on_the_seed_and_test_images_do_not() -> None:
-    images, labels = np.arange(50), np.arange(50)
-    a, b, c = (m.subset(m.Examples(images, labels), 20, np.random.default_rng(seed)) for seed in (0, 0, 1))
-    np.testing.assert_array_equal(a.images, b.images)
-    assert set(a.images) != set(c.images)
-    np.testing.assert_array_equal(a.images, a.labels)
-    np.testing.assert_array_equal(m.subset(m.Examples(images, labels), 3).images, [0, 24, 49])
-    for n in (None, 99):
-        assert len(m.subset(m.Examples(images, labels), n).labels) == 50
-
-
-AZIMUTHS = ["--train-azimuths", "20:60", "--test-azimuths", "100:160"]
-ELEVATIONS = ["--train-elevations", "10:35", "--test-elevations", "40:70"]
-
-
-def sets(data: m.Data) -> list[m.Examples]:
-    return [examples for examples in (data.train, data.test, data.held_out) if examples is not None]
-
-
-def write_smallnorb(folder: Path, n_training: int) -> list[str]:
-    """Files of so many training images; the flags that read them."""
-    for subset, n, seed in (("training", n_training, 0), ("testing", 60, 1)):
-        write_set(folder, subset, make_arrays(subset, n, seed))
-    return ["--dataset", "smallnorb", "--data-dir", str(folder)]
-
-
-RANGES: list[list[str]] = [[], AZIMUTHS, ELEVATIONS]
-RENDERED = [
-    [], [*ELEVATIONS, "--n-elev", "2", "--seed", "5"], [*FEW_VIEWS, "--standardize", "image"],
-    [*AZIMUTHS, "--n-train-views", "2", "--n-test-views", "3", "--n-elev", "4", "--n-per-combo", "1"],
-]
-
-
-@pytest.mark.parametrize(("dataset", "flags"), [
-    *(("smallnorb", flags) for flags in RANGES), *(("voxels", flags) for flags in RENDERED),
-])
-def test_views_are_those_of_the_viewpoint_script(dataset: str, flags: list[str], tmp_path: Path) -> None:
-    data = write_smallnorb(tmp_path, 60) if dataset == "smallnorb" else ["--dataset", "voxels"]
-    config, other = (config_of(script, [*data, *flags]) for script in (m, views))
-    fields = [field.name for field in dataclasses.fields(views.Viewpoints)]
-    for name in (*fields, "held_out_angle", "classes", "in_channels"):
-        assert getattr(config, name) == getattr(other, name), name
-    for examples, split in zip(sets(m.make_data(config)), views.make_data(other), strict=True):
-        np.testing.assert_array_equal(examples.images, split.images)
-        np.testing.assert_array_equal(examples.labels, split.labels)
-        assert examples.images.dtype == np.float32
-
-
-def test_objects_whose_views_all_lie_elsewhere(tmp_path: Path) -> None:
-    flags = [*write_smallnorb(tmp_path, 1), "--held-out", "nothing", "--n-val-objects", "1"]
-    with pytest.raises(OSError, match="falls into the ranges"):
-        m.make_data(config_of(m, flags))
-
-
-def test_fewer_views_are_drawn_for_the_training_and_spaced_evenly_for_the_test() -> None:
-    everything = m.make_data(config_of(m, ["--dataset", "voxels"]))
-    few = m.make_data(config_of(m, ["--dataset", "voxels", "--n-train", "40", "--n-test", "30"]))
-    for a, b in list(zip(sets(few), sets(everything), strict=True))[1:]:
-        np.testing.assert_array_equal(a.images, b.images[np.linspace(0, 179, 30).astype(int)])
-        assert set(a.labels.tolist()) == set(range(5))
-    assert len(few.train.labels) == 40
-    known = {image.tobytes(): label for image, label in zip(*everything.train[:2], strict=True)}
-    assert [known[image.tobytes()] for image in few.train.images] == few.train.labels.tolist()
-    assert len({image.tobytes() for image in few.train.images}) == 40
-
-
-@pytest.mark.parametrize("flags", [[], ["--train-elevations", "10:30", "--test-elevations", "40:60"]])
-def test_accuracies_at_an_angle_are_those_of_its_views(flags: list[str]) -> None:
-    """The result has one for each angle of the tested views; in the mean of a set they are the set's accuracy."""
-    config = config_of(m, ["--dataset", "voxels", "--n-epochs", "1", "--n-per-combo", "1", *flags])
-    data, angle = m.make_data(config), config.held_out_angle
-    result = m.run(config, names=["cnn"])[0]["models"]["cnn"]
-    assert data.test.angles is not None
-    for part, metric in ((data.test, "familiar_accuracy"), (data.held_out, "held_out_accuracy")):
-        assert part is not None
-        assert part.angles is not None
-        angles, counts = np.unique(part.angles, return_counts=True)
-        accuracies = [result[f"{angle}_{value:g}_accuracy"] for value in angles]
-        assert np.average(accuracies, weights=counts) == pytest.approx(result[metric])
-    few = m.subset(data.test, 4)
-    assert few.angles is not None
-    known = {x.tobytes(): at for x, at in zip(data.test.images, data.test.angles, strict=True)}
-    assert [known[x.tobytes()] for x in few.images] == few.angles.tolist()
-    first = views.angle_accuracies(config, few.angles, few.angles == few.angles[0])
-    assert {name: value for name, value in first.items() if value} == {f"{angle}_{few.angles[0]:g}_accuracy": 1.0}
-
-
-# --- Routing ----------------------------------------------------------------------------------------------------------
+    rates = [m.learning_rate(config, "capsules", done) for done in (0, 0.01, 0.5)]
+    assert rates == pytest.approx([0.05, 0.495, 0.25])  # from 1 % of the training on it falls
+    assert [m.learning_rate(config, "cnn", done) for done in (0.5, 1)] == pytest.approx([0.125, 0])
 
 
 @pytest.mark.parametrize("scale", [0.0, 1.0, 300.0, 1e6])
@@ -235,9 +135,7 @@ def test_float32_is_float64_rounded(
     form: str, mean: float, spread: float, w_spread: float, floor: float, tolerance: float
 ) -> None:
     """A variance as a difference of moments keeps its digits, also where votes lie far from zero."""
-    case = (2, 8, 8, 4, 3, 3, 4, 2)
-    rng = np.random.default_rng(0)
-    inputs = field_inputs(case)
+    rng, inputs = np.random.default_rng(0), field_inputs((2, 8, 8, 4, 3, 3, 4, 2))
     inputs["pose"] = spread * inputs["pose"] + mean
     inputs["w"] = np.eye(4) + w_spread * inputs["w"]
     outputs: list[tuple[Array, ...]] = []
@@ -255,13 +153,12 @@ def test_float32_is_float64_rounded(
 
 
 def test_part_size() -> None:
+    """So much of a batch that the votes of ConvCaps1, the layer that has most, take no more memory than they may."""
     assert m.part_size(m.Config(dataset="mnist", sizes=(32, 4, 4, 8))) == m.PART
-    for sizes in ((64, 8, 16, 16), (32, 32, 32, 32)):
-        n_votes = 16 * 9 * 36 * sizes[1] * sizes[2]  # of an image's ConvCaps1, the layer that has most
-        size = m.part_size(m.Config(dataset="mnist", sizes=sizes))
-        assert size == 1 or size * n_votes * 8 <= m.PART_BYTES < (size + 1) * n_votes * 8
-        assert m.part_size(m.Config(dataset="mnist", sizes=sizes, dtype="float64")) == max(1, size // 2)
-    assert size == 1
+    for sizes, precision in itertools.product(((64, 8, 16, 16), (32, 32, 32, 32)), (32, 64)):
+        of_image = 16 * 9 * 36 * sizes[1] * sizes[2] * precision // 4
+        config = m.Config(dataset="mnist", sizes=sizes, dtype=f"float{precision}")
+        assert m.part_size(config) == max(1, m.PART_BYTES // of_image)
 
 
 def test_the_class_layers_routing_is_laid_open() -> None:
@@ -269,8 +166,7 @@ def test_the_class_layers_routing_is_laid_open() -> None:
     images = strokes().test_images[:5, ..., None] / 255
     params = m.make_models(config)["capsules"].init_params(np.random.default_rng(0))
     routing = m.class_routing(params, images, config)
-    n_children = 4 * 4 * SIZES[3]
-    assert routing.votes.shape == (5, n_children, 10, 16)
+    assert routing.votes.shape == (5, n_children := 4 * 4 * SIZES[3], 10, 16)
     assert routing.distances.shape == routing.weights.shape == (3, 5, n_children, 10)
     np.testing.assert_allclose(routing.r.sum(axis=3), 1)
     np.testing.assert_allclose(routing.r[0], 0.1)
@@ -284,29 +180,93 @@ def test_the_class_layers_routing_is_laid_open() -> None:
     assert mean[-1] < mean[0]  # votes gather round the means
 
 
+# --- Data -------------------------------------------------------------------------------------------------------------
+
+
+def test_training_images_depend_on_the_seed_and_test_images_do_not() -> None:
+    examples = m.Examples(np.arange(50), np.arange(50))
+    a, b, c = (m.subset(examples, 20, np.random.default_rng(seed)) for seed in (0, 0, 1))
+    np.testing.assert_array_equal(a.images, b.images)
+    assert set(a.images) != set(c.images)
+    np.testing.assert_array_equal(a.images, a.labels)
+    np.testing.assert_array_equal(m.subset(examples, 3).images, [0, 24, 49])
+    assert [len(m.subset(examples, n).labels) for n in (None, 99)] == [50, 50]
+
+
+def sets(data: m.Data) -> list[m.Examples]:
+    return [examples for examples in (data.train, data.test, data.held_out) if examples is not None]
+
+
+AZIMUTHS = "--train-azimuths 20:60 --test-azimuths 100:160"
+ELEVATIONS = "--train-elevations 10:35 --test-elevations 40:70"
+
+
+@pytest.mark.parametrize(("dataset", "flags"), [
+    *(("smallnorb", flags) for flags in ("", AZIMUTHS, ELEVATIONS)), ("voxels", ""),
+    ("voxels", f"{ELEVATIONS} --n-elev 2 --seed 5"), ("voxels", f"{FEW_VIEWS} --standardize image"),
+    ("voxels", f"{AZIMUTHS} --n-train-views 2 --n-test-views 3 --n-elev 4 --n-per-combo 1"),
+])
+def test_views_are_those_of_the_viewpoint_script(dataset: str, flags: str, tmp_path: Path) -> None:
+    argv = f"--dataset {dataset} {flags}".split()
+    if dataset == "smallnorb":
+        for seed, subset in enumerate(("training", "testing")):
+            write_set(tmp_path, subset, make_arrays(subset, 60, seed))
+        argv.append(f"--data-dir={tmp_path}")
+    config, other = (config_of(script, argv) for script in (m, views))
+    fields = [field.name for field in dataclasses.fields(views.Viewpoints)]
+    for name in (*fields, "held_out_angle", "classes", "in_channels"):
+        assert getattr(config, name) == getattr(other, name), name
+    for examples, split in zip(sets(m.make_data(config)), views.make_data(other), strict=True):
+        np.testing.assert_array_equal(examples.images, split.images)
+        np.testing.assert_array_equal(examples.labels, split.labels)
+        assert examples.images.dtype == np.float32
+
+
+def test_fewer_views_are_drawn_for_the_training_and_spaced_evenly_for_the_test() -> None:
+    every, few = (m.make_data(config_of(m, f"--dataset voxels {flags}".split()))
+                  for flags in ("", "--n-train 40 --n-test 30"))
+    for a, b in list(zip(sets(few), sets(every), strict=True))[1:]:
+        for part in ("images", "labels", "angles"):
+            np.testing.assert_array_equal(getattr(a, part), getattr(b, part)[np.linspace(0, 179, 30).astype(int)])
+    known = {image.tobytes(): label for image, label in zip(*every.train[:2], strict=True)}
+    assert [known[image.tobytes()] for image in few.train.images] == few.train.labels.tolist()
+    assert len({image.tobytes() for image in few.train.images}) == 40
+
+
+@pytest.mark.parametrize("flags", ["", ELEVATIONS])
+def test_accuracies_at_an_angle_are_those_of_its_views(flags: str) -> None:
+    """The result has one for each angle of the tested views; in the mean of a set they are the set's accuracy."""
+    config = config_of(m, f"--dataset voxels --n-epochs 1 --n-per-combo 1 {flags}".split())
+    data, angle = m.make_data(config), config.held_out_angle
+    result = m.run(config, names=["cnn"])[0]["models"]["cnn"]
+    for part, metric in zip(sets(data)[1:], ("familiar_accuracy", "held_out_accuracy"), strict=True):
+        angles, counts = np.unique(np.asarray(part.angles), return_counts=True)
+        accuracies = [result[f"{angle}_{value:g}_accuracy"] for value in angles]
+        assert np.average(accuracies, weights=counts) == pytest.approx(result[metric])
+
+
 # --- Runs -------------------------------------------------------------------------------------------------------------
 
 
 def test_a_persons_digits_are_named(tmp_path: Path, capsys: Capture) -> None:
     checkpoint = tmp_path / "c.npz"
     assert m.main([*EXPERIMENTS[m.EXPERIMENT].argv(), "--checkpoint", str(checkpoint)]) == 0
-    paths = []
-    for k, image in enumerate(strokes().test_images[:3]):
-        paths.append(str(tmp_path / f"{k}.png"))
-        Image.fromarray(255 - image).resize((61, 61)).save(paths[-1])
+    paths = [str(tmp_path / f"{k}.png") for k in range(3)]
+    for path, image in zip(paths, strokes().test_images, strict=False):
+        Image.fromarray(255 - image).resize((61, 61)).save(path)
     capsys.readouterr()
     assert m.main(["--predict", *paths, "--checkpoint", str(checkpoint)]) == 0
     lines = capsys.readouterr().out.splitlines()
     config, states = load_checkpoint(m, checkpoint)
     read = np.stack([m.read_strokes(Path(path), 28, 20) for path in paths])[..., None].astype(np.float32)
     of_capsules, of_cnn = (model.forward(states[name].params, read) for name, model in m.make_models(config).items())
-    activations, of_cnn = of_capsules[1].a, of_cnn[0].argmax(axis=1)
-    for path, line, a, answer in zip(paths, lines[1:], activations, of_cnn, strict=True):
+    answers = of_cnn[0].argmax(axis=1)
+    for path, line, a, answer in zip(paths, lines[1:], of_capsules[1].a, answers, strict=True):
         assert line.split() == [path, str(a.argmax()), str(answer), *(f"{value:.3f}" for value in a)]
 
 
 @pytest.mark.parametrize("argv", [
-    ["--dataset", "voxels", *FEW_VIEWS, "--sizes", "5,2,3,2", "--n-epochs", "1", "--quiet"],
+    f"--dataset voxels {FEW_VIEWS} --sizes 5,2,3,2 --n-epochs 1 --quiet".split(),
     EXPERIMENTS[m.EXPERIMENT].argv("--models cnn"),
 ])
 def test_a_network_of_views_and_a_cnn_name_no_digits(argv: list[str], tmp_path: Path, capsys: Capture) -> None:

@@ -70,13 +70,12 @@ def csv(names: str = "{}.csv", head: bool = True, last: bool = False, number: st
     """``last``: the label is the last column. ``number``: as "%d" or "%.18e", which is numpy's own."""
 
     def files(digits: Digits) -> dict[str, bytes]:
-        found = {}
+        found, columns = {}, [f"pixel{k}" for k in range(784)]
+        columns.insert(784 * last, "label")
         for part, images, labels in parts_of(digits):
             rows = np.insert(images.reshape(len(images), -1).astype(int), 784 * last, labels, axis=1)
-            pixels = [f"pixel{k}" for k in range(784)]
-            lines = [[*pixels, "label"] if last else ["label", *pixels]] * head
-            lines += [[number % x for x in row] for row in rows.tolist()]
-            found[names.format(part)] = "".join(",".join(line) + "\r\n" for line in lines).encode()
+            np.savetxt(stream := io.BytesIO(), rows, number, ",", "\r\n", ",".join(columns) * head, comments="")
+            found[names.format(part)] = stream.getvalue()
         return found
 
     return files
@@ -92,28 +91,22 @@ def npz(*names: str, convert: Callable[[Array], Array] = np.asarray) -> Form:
     return files
 
 
-def kmnist(digits: Digits) -> dict[str, bytes]:
-    found = {}
-    for name, array in zip(("train-imgs", "train-labels", "test-imgs", "test-labels"), digits, strict=True):
-        np.savez_compressed(stream := io.BytesIO(), array)
-        found[f"kmnist-{name}.npz"] = stream.getvalue()
-    return found
-
-
 def mat(digits: Digits) -> dict[str, bytes]:
-    savemat = pytest.importorskip("scipy.io").savemat
-    parts = {
-        part: {"images": images.swapaxes(1, 2).reshape(len(images), -1), "labels": labels[:, None].astype(float)}
-        for part, images, labels in parts_of(digits)
-    }
-    savemat(stream := io.BytesIO(), {"dataset": parts | {"mapping": np.eye(2)}})
+    savemat, parts = pytest.importorskip("scipy.io").savemat, dict[str, Any](mapping=np.eye(2))
+    for part, images, labels in parts_of(turned(digits)):
+        parts[part] = {"images": images.reshape(len(images), -1), "labels": labels[:, None].astype(float)}
+    savemat(stream := io.BytesIO(), {"dataset": parts})
     return {"emnist-digits.mat": stream.getvalue()}
+
+
+def kmnist(digits: Digits) -> dict[str, bytes]:
+    names = [f"kmnist-{name}.npz" for name in ("train-imgs", "train-labels", "test-imgs", "test-labels")]
+    return {name: npz("arr_0")((array,))["mnist.npz"] for name, array in zip(names, digits, strict=True)}
 
 
 def other_head(digits: Digits) -> dict[str, bytes]:
     """As a spreadsheet writes it: a mark of its encoding, and names in quotes, one of which float() takes."""
-    written = csv("digits-{}.csv")(digits)
-    marked = {name: "\ufeff".encode() + content for name, content in written.items()}
+    marked = {name: "\ufeff".encode() + content for name, content in csv("digits-{}.csv")(digits).items()}
     return {name: x.replace(b"label", b'"Label"').replace(b"pixel783", b'"nan"') for name, x in marked.items()}
 
 
@@ -121,7 +114,6 @@ KERAS = ("x_train", "y_train", "x_test", "y_test")
 FORMS: dict[str, Form] = {
     "MNIST": idx_files(),
     "packed under the old name": idx_files(pack=True),
-    "dotted": idx_files("{part}-{what}.idx{n}-ubyte"),
     "upper case": idx_files("{part}-{what}-IDX{n}-UBYTE", "T10K"),
     "torchvision": idx_files("MNIST/raw/{part}-{what}-idx{n}-ubyte"),
     "folders of the files' names": idx_files("{part}-{what}.idx{n}-ubyte/{part}-{what}-idx{n}-ubyte"),
@@ -138,7 +130,7 @@ FORMS: dict[str, Form] = {
     "Keras": npz(*KERAS),
     "long names": npz("train_images", "train_labels", "test_images", "test_labels"),
     "without names": npz("arr_0", "arr_1", "arr_2", "arr_3"),
-    "in another order": lambda d: npz("arr_0", "arr_2", "arr_1", "arr_3")(d),
+    "in another order": npz("arr_0", "arr_2", "arr_1", "arr_3"),
     "rows without names": npz(*(f"arr_{k}" for k in range(4)), convert=lambda x: x.reshape(len(x), -1)),
     "0 to 1": npz(*KERAS, convert=lambda x: x[..., None] / 255),
     "black or white": npz(*KERAS, convert=lambda x: x >= 128),
@@ -207,17 +199,16 @@ def zipped(name: str) -> bytes:
 
 GOOD = FORMS["MNIST"](some())
 IMAGES, LABELS = "train-images-idx3-ubyte", "train-labels-idx1-ubyte"
+PIXELS = GOOD[IMAGES]
 BAD: dict[str, tuple[dict[str, bytes], str]] = {
     "nothing": ({"notes.txt": b"x"}, "{} has no digits: put MNIST's four files, train.csv"),
     **{f"a packed folder, {end}": ({f"gzip.{end}": b"x"}, f"gzip.{end} is packed: unpack it first")
        for end in ("zip", "tar", "tgz", "7z", "RAR")},
-    "cut": (GOOD | {IMAGES: GOOD[IMAGES][:-1]}, f"{IMAGES} cannot be read"),
-    "too long": (GOOD | {IMAGES: GOOD[IMAGES] + b"x"}, f"{IMAGES} cannot be read"),
-    "255 axes": (GOOD | {IMAGES: GOOD[IMAGES][:3] + b"\xff" + GOOD[IMAGES][4:]}, f"{IMAGES} cannot be read"),
-    "empty": (GOOD | {IMAGES: b""}, f"{IMAGES} cannot be read"),
-    "cut where it is packed": (GOOD | {IMAGES: gzip.compress(GOOD[IMAGES])[:-9]}, f"{IMAGES} cannot be read"),
+    **{f"images {what}": (GOOD | {IMAGES: content}, f"{IMAGES} cannot be read") for what, content in {
+        "cut": PIXELS[:-1], "too long": PIXELS + b"x", "empty": b"", "of 32 bits": bytes((0, 0, 12, 3)) + PIXELS[4:],
+        "of 255 axes": PIXELS[:3] + b"\xff" + PIXELS[4:], "packed and cut": gzip.compress(PIXELS)[:-9],
+    }.items()},
     "text": (GOOD | {LABELS: b"<html>404</html>"}, f"{LABELS} cannot be read: it is no IDX file"),
-    "32 bits": (GOOD | {IMAGES: bytes((0, 0, 12, 3)) + GOOD[IMAGES][4:]}, f"{IMAGES} cannot be read"),
     "a file is missing": ({k: v for k, v in GOOD.items() if k != LABELS}, "{} has no train-labels"),
     "no training": ({k: v for k, v in GOOD.items() if "t10k" in k}, "{} has no train-images"),
     "two sets": (GOOD | {f"emnist-{k}": v for k, v in GOOD.items()}, "{} holds several sets"),
@@ -241,8 +232,7 @@ BAD: dict[str, tuple[dict[str, bytes], str]] = {
     "objects": (npz("arr_0", "arr_1", "arr_2", "arr_3")((*some()[:3], np.array([None]))), "mnist.npz is no .npz file"),
     "no arrays": ({"mnist.npz": zipped("x.png")}, "mnist.npz is no .npz file"),
     "empty archive": ({"mnist.npz": b"PK\5\6" + bytes(18)}, "mnist.npz is no .npz file that can be read: it has no"),
-    "two .npz": ({"a.npz": b"", "b.npz": b""}, "{} holds several sets"),
-    "two .mat": ({"a.mat": b"", "b.mat": b""}, "{} holds several sets"),
+    **{f"two {end}": ({f"a{end}": b"", f"b{end}": b""}, "{} holds several sets") for end in (".npz", ".mat")},
     "a packed .mat": ({"a.mat": zipped("a.mat")}, "a.mat cannot be read: it is a ZIP file: unpack it"),
     "MATLAB 7.3": ({"a.mat": b"MATLAB 7.3 MAT-file, Platform" + bytes(500)}, "a.mat cannot be read: it is of MATLAB 7"),
     "no MATLAB": ({"a.mat": b"hello"}, "a.mat cannot be read"),

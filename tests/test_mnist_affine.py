@@ -34,69 +34,49 @@ def small(**changes: Any) -> m.Config:
     return m.Config(**{**SMALL, "dataset": "mnist", "data_dir": digits_folder(), **changes})
 
 
-def canvas(**changes: Any) -> dict[str, Any]:
-    return {"canvas": 40, "max_shift": 6, **changes}
+BIG = {"canvas": 40, "max_shift": 6}
 
 
-def rng_of(*seed: int) -> np.random.Generator:
-    return np.random.default_rng([*seed, 5])
-
-
-# --- Networks, affine maps --------------------------------------------------------------------------------------------
+# --- Affine maps ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("side", [28, 27])
 def test_quarter_turns_are_exact_and_counter_clockwise(side: int) -> None:
-    images = rng_of(0).random((3, side, side))
+    images = np.random.default_rng(0).random((3, side, side))
     for quarters in (-1, 0, 1, 2, 4):
         turned = m.rotate(images, 90 * quarters)
         np.testing.assert_allclose(turned, np.rot90(images, quarters, axes=(1, 2)), atol=1e-12)
     np.testing.assert_allclose(m.rotation_matrices(35) @ m.rotation_matrices(-15), m.rotation_matrices(20))
-    np.testing.assert_array_equal(m.rotate(images, 0), images)
-    np.testing.assert_array_equal(m.warp(images, np.array([[[1.0, 0, 0], [0, 1, 0]]]), side), images)
 
 
-def test_warp_is_the_loop() -> None:
-    rng = rng_of(3)
+def test_warp_is_the_loop(monkeypatch: Patch) -> None:
+    """In parts of a set as in whole ones."""
+    monkeypatch.setattr(m, "WARP_PART", 3)
+    rng = np.random.default_rng(3)
     images, matrices = rng.random((5, 6, 7)), rng.standard_normal((5, 2, 3)) * [1, 1, 4]
     out = m.warp(images, matrices, 8)
-    for n in range(5):
-        for i in range(8):
-            for j in range(8):
-                row, column = matrices[n] @ (i, j, 1)
-                total = 0.0
-                for r in (math.floor(row), math.floor(row) + 1):
-                    for c in (math.floor(column), math.floor(column) + 1):
-                        if 0 <= r < 6 and 0 <= c < 7:
-                            total += images[n, r, c] * (1 - abs(row - r)) * (1 - abs(column - c))
-                assert out[n, i, j] == pytest.approx(total, abs=1e-12)
-
-
-def test_the_parts_of_a_set_do_not_matter(monkeypatch: Patch) -> None:
-    digits = strokes().test_images[:7]
-    images, distortion = digits / 255, m.draw_distortions(rng_of(0), digits)
-    whole = m.distort(images, distortion), m.rotate(images, 20)
-    monkeypatch.setattr(m, "WARP_PART", 3)
-    np.testing.assert_array_equal(m.distort(images, distortion), whole[0])
-    np.testing.assert_array_equal(m.rotate(images, 20), whole[1])
-    again = m.draw_distortions(rng_of(0), digits)
-    assert all(np.array_equal(a, b) for a, b in zip(again, distortion, strict=True))
+    for n, i, j in np.ndindex(5, 8, 8):
+        row, column = matrices[n] @ (i, j, 1)
+        total = 0.0
+        for r in (math.floor(row), math.floor(row) + 1):
+            for c in (math.floor(column), math.floor(column) + 1):
+                if 0 <= r < 6 and 0 <= c < 7:
+                    total += images[n, r, c] * (1 - abs(row - r)) * (1 - abs(column - c))
+        assert out[n, i, j] == pytest.approx(total, abs=1e-12)
 
 
 def test_affnist_ranges_and_ink_inside() -> None:
     digits = strokes().train_images[:360]
-    d = m.draw_distortions(rng_of(1), digits)
+    d = m.draw_distortions(np.random.default_rng(1), digits)
     assert 19 < np.abs(d.rotation).max() <= 20
-    assert -0.2 <= d.shear.min() < -0.19
-    assert 0.19 < d.shear.max() <= 0.2
-    assert 0.8 <= d.scale.min() < 0.81
-    assert 1.19 < d.scale.max() <= 1.2
+    for values, low, high in ((d.shear, -0.2, 0.2), (d.scale, 0.8, 1.2)):
+        assert low <= values.min() < low + 0.01
+        assert high - 0.01 < values.max() <= high
     for drawn, spread in ((d.scale, 0.1), (d.middle, 3)):  # for each axis
         assert (drawn.std(axis=0) > spread).all()
         assert abs(np.corrcoef(drawn.T)[0, 1]) < 0.15
     np.testing.assert_allclose(np.corrcoef([d.rotation, d.shear, *d.scale.T]), np.eye(4), atol=0.2)
     images = m.distort(digits / 255, d)
-    assert images.shape == (len(digits), 40, 40)
     # The same on a larger canvas: nothing lies in what is added.
     wide = m.warp(digits / 255, m.warp_matrices(d.matrices, 13.5, d.middle + 20), 80)
     np.testing.assert_allclose(wide[:, 20:60, 20:60], images, atol=1e-12)
@@ -109,19 +89,17 @@ def test_affnist_ranges_and_ink_inside() -> None:
 
 
 def test_ink_that_does_not_fit_is_in_the_middle() -> None:
-    for digits in (np.full((6, 28, 28), 255, np.uint8), np.zeros((6, 28, 28), np.uint8)):
-        d = m.draw_distortions(rng_of(2), digits)
-        images = m.distort(digits / 255, d)
-        assert np.isfinite(images).all()
-        if digits.any():
-            np.testing.assert_allclose(d.middle[~np.isclose(d.middle, 19.5)], 19.5, atol=6)
+    for grey in (0, 255):
+        digits = np.full((6, 28, 28), grey, np.uint8)
+        d = m.draw_distortions(np.random.default_rng(2), digits)
+        assert np.isfinite(m.distort(digits / 255, d)).all()
+    np.testing.assert_allclose(d.middle[~np.isclose(d.middle, 19.5)], 19.5, atol=6)
 
 
 def test_a_distortion_is_scale_then_shear_then_turn() -> None:
     d = m.Distortion(np.array([90.0]), np.array([0.5]), np.array([[2.0, 3.0]]), np.zeros((1, 2)))
     # One column to the right: three, no shear; turned, three rows up. One row down: two down and one to the right.
-    np.testing.assert_allclose(d.matrices[0] @ (0, 1), (-3, 0), atol=1e-12)
-    np.testing.assert_allclose(d.matrices[0] @ (1, 0), (-1, 2), atol=1e-12)
+    np.testing.assert_allclose(d.matrices[0] @ np.eye(2), [[-1, -3], [2, 0]], atol=1e-12)
 
 
 # --- affNIST files ----------------------------------------------------------------------------------------------------
@@ -129,13 +107,12 @@ def test_a_distortion_is_scale_then_shear_then_turn() -> None:
 
 def affnist_like(n: int = 30) -> tuple[Array, Array]:
     digits = strokes().test_images[:n]
-    images = m.distort(digits.astype(np.float32), m.draw_distortions(rng_of(4), digits))
+    images = m.distort(digits.astype(np.float32), m.draw_distortions(np.random.default_rng(4), digits))
     return images.round().astype(np.uint8), strokes().test_labels[:n]
 
 
 def write_affnist(path: Path, pixels: Any, labels: Any, name: str = "affNISTdata") -> Path:
-    from scipy.io import savemat
-
+    savemat = pytest.importorskip("scipy.io").savemat
     savemat(path, {name: {"image": pixels, "label_int": labels, "human_readable_transform": np.zeros((6, 3))}})
     return path
 
@@ -144,40 +121,36 @@ def write_affnist(path: Path, pixels: Any, labels: Any, name: str = "affNISTdata
 @pytest.mark.parametrize(("order", "number"), [("rows", np.uint8), ("columns", float)])
 def test_a_published_file_is_read(order: str, number: Any, digits: Any, tmp_path: Path) -> None:
     """Whichever digits it has, and however MATLAB has stored them: as doubles, unless it is asked not to."""
-    pytest.importorskip("scipy")
     images, labels = affnist_like(300)
     chosen = np.isin(labels, digits)
     images, labels = images[chosen], labels[chosen]
     stored = images if order == "rows" else images.transpose(0, 2, 1)
     path = write_affnist(tmp_path / "15.mat", stored.reshape(len(images), -1).T, labels[None].astype(number))
-    read, named = read_affnist(path)
-    np.testing.assert_array_equal(read, images)
-    np.testing.assert_array_equal(named, labels)
+    for read, expected in zip(read_affnist(path), (images, labels), strict=True):
+        np.testing.assert_array_equal(read, expected)
 
 
-def test_what_is_no_affnist_file_is_one_line(tmp_path: Path, monkeypatch: Patch, capsys: Capture) -> None:
-    pytest.importorskip("scipy")
+def test_what_is_no_affnist_file_is_one_line(tmp_path: Path, capsys: Capture) -> None:
     images, labels = affnist_like()
-    pixels, good = images.reshape(30, -1).T, tmp_path / "good.mat"
-    content = write_affnist(good, pixels, labels[None]).read_bytes()
+    pixels = images.reshape(30, -1).T
+    content = write_affnist(tmp_path / "good.mat", pixels, labels[None]).read_bytes()
     contents = {
         "text": b"hello", "empty": b"", "cut": content[: len(content) // 2],
         "broken": content[:128] + b"\xff" * 12 + content[140:], "archive": b"PK\x03\x04" + bytes(200),
         "hdf": b"\x89HDF\r\n\x1a\n" + bytes(200), "7.3": b"MATLAB 7.3 MAT-file" + bytes(200),
     }
-    for name, wrong in contents.items():
-        (tmp_path / f"{name}.mat").write_bytes(wrong)
     arrays: dict[str, tuple[Any, ...]] = {
         "name": (pixels, labels[None], "other"), "float": (pixels / 255, labels[None]),
         "size": (pixels[:784], labels[None]), "few": (pixels, labels[None, :20]),
         "eleven": (pixels, labels[None] + 2), "words": (pixels, "abc"),
     }
+    for name, wrong in contents.items():
+        (tmp_path / f"{name}.mat").write_bytes(wrong)
     for name, given in arrays.items():
         write_affnist(tmp_path / f"{name}.mat", *given)
     says = {"archive": "is a ZIP file: unpack it", "hdf": "with the option -v7", "7.3": "with the option -v7"}
-    config = ["--canvas", "40", "--dataset", "mnist", "--data-dir", str(tmp_path / "unused")]
     for path in (*(tmp_path / f"{name}.mat" for name in (*contents, *arrays, "nowhere")), tmp_path):
-        error = failure(m, [*config, "--affnist", str(path)], capsys)
+        error = failure(m, f"--canvas 40 --dataset mnist --data-dir {tmp_path} --affnist {path}".split(), capsys)
         assert f"it is no affNIST file: {path}" in error
         assert says.get(path.stem, "") in error
 
@@ -192,17 +165,16 @@ def content(images: Array) -> set[bytes]:
 def test_training_validation_and_test_share_no_digit() -> None:
     for config in (small(), small(n_train=None, n_test=None)):
         data = m.make_data(config)
-        val = content((255 * data.val.images).round().astype(np.uint8))
+        train, val = content(data.images), content((255 * data.val.images).round().astype(np.uint8))
         assert len(data.images) == (config.n_train or 600 - 16)
         assert len(data.test_images) == (config.n_test or 300)
         assert len(val) == 16
-        assert not content(data.images) & val
-        assert not content(data.test_images) & (val | content(data.images))
-        assert val | content(data.images) <= content(strokes().train_images)
+        assert not train & val
+        assert not content(data.test_images) & (val | train)
+        assert val | train <= content(strokes().train_images)
         done = m.resolve_defaults(config, data)
         assert (done.n_train, done.n_test) == (len(data.images), len(data.test_images))
-    other = m.make_data(small(seed=1))
-    assert content(other.images) != content(m.make_data(small()).images)
+    assert content(m.make_data(small(seed=1)).images) != content(m.make_data(small()).images)
 
 
 @pytest.mark.parametrize("changes", [{"n_train": 600}, {"n_val": 600, "n_train": None}, {"n_test": 301}])
@@ -222,12 +194,11 @@ def shifts_of(images: Array, digits: Array) -> Array:
     return centre(images.astype(float)) - centre(digits.astype(float))
 
 
-@pytest.mark.parametrize(("changes", "reach"), [({}, 2), (canvas(), 6), ({"max_shift": 0}, 0)])
+@pytest.mark.parametrize(("changes", "reach"), [({}, 2), (BIG, 6), ({"max_shift": 0}, 0)])
 def test_augmentation_is_drawn_for_each_image_and_never_at_test(changes: dict[str, Any], reach: int) -> None:
     config = small(n_train=96, batch_size=32, n_epochs=9, **changes)
     data = m.make_data(config)
-    inside = np.pad(np.ones((24, 24), np.uint8), 2)  # no shift loses ink
-    data = data._replace(images=data.images * inside)
+    data = data._replace(images=data.images * np.pad(np.ones((24, 24), np.uint8), 2))  # no shift loses ink
     seen = []
     for step in range(6):
         batch = m.training_batch(data, config, step)
@@ -238,36 +209,28 @@ def test_augmentation_is_drawn_for_each_image_and_never_at_test(changes: dict[st
         np.testing.assert_allclose(moved, moved.round(), atol=1e-4)
         assert len(np.unique(moved.round(), axis=0)) > (10 if reach else 0)
         seen.append(moved.round())
-        np.testing.assert_array_equal(m.training_batch(data, config, step).images, batch.images)
     assert np.abs(np.concatenate(seen)).max() == reach
     assert reach == 0 or not np.array_equal(seen[0], seen[3])
-    upright, held_out = m.rotated_set(data, config), data.val.images
-    moved = shifts_of(upright.images, data.test_images)
-    free = (config.image_size - 28) // 2
+    moved, free = shifts_of(m.rotated_set(data, config).images, data.test_images), (config.image_size - 28) // 2
     np.testing.assert_allclose(moved, m.evaluation_shifts(config, 20, 0), atol=1e-4)
     assert {*m.evaluation_shifts(config, 500, 0).ravel().tolist()} == {*range(-free, free + 1)}
-    assert (np.abs(moved).max() > 2) == (free > 0)
-    assert held_out.shape == (16, config.image_size, config.image_size)
 
 
-@pytest.mark.parametrize("changes", [{}, canvas()])
+@pytest.mark.parametrize("changes", [{}, BIG])
 def test_every_set_is_scaled_alike(changes: dict[str, Any]) -> None:
     """Grey values from 0 to 1: the same ink in training, validation, and on every test set."""
     config = small(n_train=96, **changes)
     data = m.make_data(config)
-    ink = {"train": m.training_batch(data, config, 0).images, "val": data.val.images}
-    for name, digits in m.make_test_sets(data, config, (affnist_like()[0], affnist_like()[1]) if changes else None):
-        ink[name] = digits.images
-    names = ["train", "val", "upright", "rotated_15", "rotated_35"]
-    assert list(ink) == names + (["affnist", "affnist_file"] if changes else [])
-    for name, images in ink.items():
+    tests = dict(m.make_test_sets(data, config, affnist_like() if changes else None))
+    assert list(tests) == ["upright", "rotated_15", "rotated_35"] + ["affnist", "affnist_file"] * bool(changes)
+    train = m.training_batch(data, config, 0)
+    for name, digits in (tests | {"train": train, "val": data.val}).items():
+        images = digits.images
         assert images.dtype == np.float32, name
-        assert images.shape[1:] == (config.image_size, config.image_size)
+        assert images.shape[1:] == (config.image_size, config.image_size), name
         assert images.min() == 0, name
         assert 0.95 < images.max() <= 1, name
-        assert images.sum() / len(images) == pytest.approx(ink["train"].sum() / 8, rel=0.25), name
-    turned = m.rotated_set(data, config, -40.0).images
-    np.testing.assert_allclose(turned.sum(axis=(1, 2)), ink["upright"].sum(axis=(1, 2)), rtol=0.02)
+        assert images.sum() / len(images) == pytest.approx(train.images.sum() / 8, rel=0.25), name
 
 
 def test_the_sweep_is_spread_over_the_test_digits() -> None:
@@ -297,33 +260,29 @@ def test_training_stops_at_the_accuracy_asked_for(target: float, steps: int, mon
 
     monkeypatch.setattr(m, "assess", assess)
     model = m.make_models(config)["lenet"]
-    state = init_state(model, config)
-    stops: list[int] = []
+    state, stops, last = init_state(model, config), list[int](), min(2 * steps, 30 - steps) / 16
     m.train(model, config, data, state, SERIAL, lambda s, end: stops.extend([s.step] * (end and m.reached(s, config))))
     assert state.step == steps
     assert asked == [k for k in range(1, steps + 1) if k % 2 == 0 or k % 3 == 0]
-    assert m.reached(state, config) == (target < 0.9)
     assert stops == ([steps] if target < 0.9 else [])
     assert state.history["check_step"] == [float(k) for k in asked]
-    assert state.history["check_accuracy"][-1] == min(2 * steps, 30 - steps) / 16
-    assert state.seconds > 0
+    assert state.history["check_accuracy"][-1] == last
     state.seconds = 2.0 * steps
     result = m.make_result(config, data, {"lenet": state}, {"lenet": {}})["models"]["lenet"]
     assert (result["steps"], result["epochs"], result["reached"]) == (steps, steps / 3, target < 0.9)
-    assert result["val_accuracy"] == min(2 * steps, 30 - steps) / 16
+    assert result["val_accuracy"] == last
     assert result["epoch_seconds"] == 6  # of three steps
 
 
 def test_accuracies_on_all_sets(tmp_path: Path, capsys: Capture) -> None:
     """The other numbers, and the table, are recorded: test_recorded.py."""
     images, labels = affnist_like()
-    mat = write_affnist(tmp_path / "15.mat", images.reshape(30, -1).T, labels[None])
-    argv = EXPERIMENTS[m.EXPERIMENT].argv("--canvas 40 --match-accuracy 1 --check-every 2")
-    assert m.main([*argv, "--affnist", str(mat), "--out-json", str(tmp_path / "a.json")]) == 0
-    out = capsys.readouterr().out
-    assert "stopped at 100 % on 16 for validation" in out.splitlines()[0]
-    assert out.count("not reached") == 3
-    result = json.loads((tmp_path / "a.json").read_text())
+    mat, out = write_affnist(tmp_path / "15.mat", images.reshape(30, -1).T, labels[None]), tmp_path / "a.json"
+    argv = EXPERIMENTS[m.EXPERIMENT].argv(f"--canvas 40 --match-accuracy 1 --check-every 2 --affnist {mat}")
+    assert m.main([*argv, "--out-json", str(out)]) == 0
+    printed = capsys.readouterr().out
+    assert "stopped at 100 % on 16 for validation" in printed.splitlines()[0]
+    assert printed.count("not reached") == 3
     sets = ("upright", "rotated_15", "rotated_35", "affnist", "affnist_file", "val")
-    for figures in result["models"].values():
+    for figures in json.loads(out.read_text())["models"].values():
         assert {f"{key}_accuracy" for key in sets} == {key for key in figures if key.endswith("accuracy")}

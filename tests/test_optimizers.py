@@ -93,13 +93,15 @@ def check_muon() -> None:
         assert not state.v[key].any()
 
 
-def test_plain_adamw_by_hand() -> None:
-    check_adamw(multimnist_capsnet.adamw_step)
+def test_a_gradient_of_another_shape_is_told() -> None:
+    for shape in ((4, 3), (12,), (1, 12)):
+        with pytest.raises(ValueError, match="a gradient of w has shape"):
+            adamw_step(state_of({"w": (3, 4)}), [{"w": np.ones(shape)}], 0.1)
 
 
 def test_a_parameter_in_any_order_of_memory_is_updated() -> None:
     states = []
-    for order in (lambda w: w, np.asfortranarray):
+    for order in (np.ascontiguousarray, np.asfortranarray):
         state = TrainState("x", {"w": order(np.arange(12.0).reshape(3, 4))})
         for gradient in np.random.default_rng(0).standard_normal((3, 3, 4)):
             adamw_step(state, [{"w": order(gradient)}], 0.1, 0.5, ("w",))
@@ -108,10 +110,8 @@ def test_a_parameter_in_any_order_of_memory_is_updated() -> None:
     assert not np.array_equal(states[1].params["w"], np.arange(12.0).reshape(3, 4))
 
 
-@pytest.mark.parametrize("shape", [(4, 3), (12,), (1, 12)])
-def test_a_gradient_of_another_shape_is_told(shape: tuple[int, ...]) -> None:
-    with pytest.raises(ValueError, match="a gradient of w has shape"):
-        adamw_step(state_of({"w": (3, 4)}), [{"w": np.ones(shape)}], 0.1)
+def test_plain_adamw_by_hand() -> None:
+    check_adamw(multimnist_capsnet.adamw_step)
 
 
 @pytest.mark.parametrize(
@@ -153,16 +153,15 @@ def test_moments_of_dead_units_do_not_become_subnormal(step: Any) -> None:
     for key, g in grads.items():
         g[...] = np.where(dead[key], 0, np.sign(g))
         state.v[key][dead[key]] = 1e-37  # as after tens of thousands of steps
-    tiny = np.finfo(np.float32).tiny
     for _ in range(20 * FLUSH_EVERY):
         step(state, [{key: g.copy() for key, g in grads.items()}], 0.0, 0.0, (), *more)
         for moments in (*state.m.values(), *state.v.values()):
-            assert not ((moments != 0) & (np.abs(moments) < tiny)).any()
+            assert not ((moments != 0) & (np.abs(moments) < np.finfo(np.float32).tiny)).any()
     for key in grads:
-        assert (state.m[key][dead[key]] == 0).all()
-        assert (state.v[key][dead[key]] == 0).all()
+        assert not state.m[key][dead[key]].any()
+        assert not state.v[key][dead[key]].any()
         alive = np.abs(state.m[key][~dead[key]])
-        assert (alive != 0).all()
+        assert alive.min() > 0.9
         np.testing.assert_allclose(alive, alive.max(), rtol=1e-4)  # whether their gradients are 1 or -1
 
 

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -71,21 +71,19 @@ def views_model(script: Any, scores: Callable[[Array], Array], losses: Callable[
     )
 
 
-def first_class(x: Array) -> Array:
-    """The scores of a model that names it whatever it sees."""
-    return one_hot(np.zeros(len(x), int), 5)
-
-
-def use_known_answers(script: Any, data: Any, known: Callable[[str, Any], Any], monkeypatch: Patch) -> None:
-    """Let the script train a model that names for every image of a data set its label where ``known(set, part)``, and
-    the next one elsewhere."""
-    answers = {}
+def run_of_known_answers(script: Any, known: Callable[[str, Any], Any], monkeypatch: Patch) -> dict[str, Any]:
+    """A run of a model that gives every image of a data set its label where ``known(set, part)``, and the next one
+    elsewhere."""
+    config, answers = script.Config(**FEW_VIEWS), {}
+    data = views.make_data(config)
     for name, split in zip(data._fields, data, strict=True):
         is_known = np.broadcast_to(known(name, split), len(split.labels))
         for image, label, right in zip(split.images, split.labels, is_known, strict=True):
             answers[image.tobytes()] = int(label if right else (label + 1) % 5)
     model = views_model(script, lambda x: one_hot([answers[np.float32(image).tobytes()] for image in x], 5))
     monkeypatch.setattr(script, "make_models", lambda config: {"cnn": model})
+    result: dict[str, Any] = script.run(config, RunOptions(threads=2, quiet=True), names=("cnn",))[0]
+    return result
 
 
 @of_views
@@ -102,9 +100,7 @@ def use_known_answers(script: Any, data: Any, known: Callable[[str, Any], Any], 
 def test_accuracies_and_drop_of_views(
     script: Any, known: Any, familiar: float, held_out: float, monkeypatch: Patch
 ) -> None:
-    config = script.Config(**FEW_VIEWS)
-    use_known_answers(script, views.make_data(config), known, monkeypatch)
-    result = script.run(config, RunOptions(threads=2, quiet=True), names=("cnn",))[0]
+    result = run_of_known_answers(script, known, monkeypatch)
     found = result["models"]["cnn"]
     assert (found["familiar_accuracy"], found["held_out_accuracy"]) == (familiar, held_out)
     assert found["drop"] == familiar - held_out
@@ -118,39 +114,15 @@ def test_hard_accuracy_is_that_of_the_classes_that_look_new_from_behind(
     script: Any, wrong: tuple[int, ...], hard: float, monkeypatch: Patch
 ) -> None:
     """Cross, T and frame are the same after half a turn; on held-out views the classes ``wrong`` are named the next."""
-    config = script.Config(**FEW_VIEWS)
 
     def known(name: str, part: Any) -> Any:
         return name != "held_out" or ~np.isin(part.labels, wrong)
 
-    use_known_answers(script, views.make_data(config), known, monkeypatch)
-    found = script.run(config, names=("cnn",))[0]["models"]["cnn"]
+    found = run_of_known_answers(script, known, monkeypatch)["models"]["cnn"]
     assert found["hard_accuracy"] == hard
     assert found["held_out_accuracy"] == pytest.approx(1 - len(wrong) / 5)
     for label, name in enumerate(views.VOXEL_CLASSES):
         assert found[f"class_{name}_accuracy"] == (label not in wrong)
-
-
-@of_views
-def test_other_viewpoints_have_accuracies_by_elevation_and_none_of_hard_classes(
-    script: Any, monkeypatch: Patch
-) -> None:
-    monkeypatch.setattr(script, "make_models", lambda config: {"cnn": views_model(script, first_class)})
-    elevations = {"train_elevations": (10.0, 35.0), "test_elevations": (40.0, 70.0), "test_azimuths": (0.0, 150.0)}
-    config = dataclasses.replace(script.Config(**FEW_VIEWS), **elevations)
-    found = script.run(config, names=("cnn",))[0]["models"]["cnn"]
-    assert not {"hard_accuracy", "azimuth_0_accuracy"} & found.keys()
-    at = [value for name, value in found.items() if name.startswith("elevation_")]
-    assert at == [0.2] * 2 * config.n_elev  # the first of five classes, at each elevation
-    if script is conv:  # a cross alone, which is no hard class
-        few = script.run(script.Config(**FEW_VIEWS, n_test=1), names=("cnn",))[0]["models"]["cnn"]
-        assert "hard_accuracy" not in few
-
-
-def test_the_hardest_drawn_object_is_that_of_the_least_accuracy() -> None:
-    config, labels = views.Config(dataset="shapes"), np.repeat(np.arange(5), 4)
-    right = ~np.isin(np.arange(20), [0, 9, 10, 11])
-    assert views.class_accuracies(config, labels, right) == {"hardest_object_accuracy": 0.25}
 
 
 def test_three_classes_look_the_same_from_behind() -> None:
@@ -161,21 +133,31 @@ def test_three_classes_look_the_same_from_behind() -> None:
     assert same == [name for name in views.VOXEL_CLASSES if name not in views.HARD_CLASSES]
 
 
+def test_the_hardest_drawn_object_is_that_of_the_least_accuracy() -> None:
+    config, labels = views.Config(dataset="shapes"), np.repeat(np.arange(5), 4)
+    right = ~np.isin(np.arange(20), [0, 9, 10, 11])
+    assert views.class_accuracies(config, labels, right) == {"hardest_object_accuracy": 0.25}
+
+
+def numbered(values: Any) -> views.Split:
+    """Images that show a number each, in their first pixel."""
+    images, labels = np.zeros((len(values), 32, 32, 1), np.float32), np.arange(len(values)) % 5
+    images[:, 0, 0, 0] = values
+    return views.Split(images, labels, labels, labels, labels)
+
+
 @of_views
 def test_every_image_counts_once_in_an_accuracy(script: Any) -> None:
     """Right on the last image alone, and on all but the last: the sets end in a batch that is not full."""
     n = views.EVALUATION_BATCH + 1
-    images = np.zeros((n, 32, 32, 1), np.float32)
-    images[:, 0, 0, 0] = np.arange(n)
-    labels = np.arange(n) % 5
+    split = numbered(np.arange(n))
     for right in (np.arange(n) == n - 1, np.arange(n) < n - 1):
-        named = one_hot(np.where(right, labels, (labels + 1) % 5), 5)
+        named = one_hot(np.where(right, split.labels, (split.labels + 1) % 5), 5)
         model = views_model(script, functools.partial(lambda named, x: named[x[:, 0, 0, 0].astype(int)], named))
         if script is views:
-            split = views.Split(images, labels, labels, labels, labels)
             found = views.evaluate(model, WEIGHTS, views.Data(split, split, split))["held_out_accuracy"]
         else:
-            config, examples = conv.Config(dataset="voxels"), conv.Examples(images, labels)
+            config, examples = conv.Config(dataset="voxels"), conv.Examples(split.images, split.labels)
             found = conv.accuracy(model, WEIGHTS, examples, config, SERIAL)
         assert found == right.sum() / n
 
@@ -183,26 +165,23 @@ def test_every_image_counts_once_in_an_accuracy(script: Any) -> None:
 @of_views
 def test_the_loss_of_an_epoch_is_the_mean_over_its_images(script: Any) -> None:
     """Seven images in batches of four: the last batch has three, and counts as three."""
-    images = np.zeros((7, 32, 32, 1), np.float32)
-    images[:, 0, 0, 0] = 1, 2, 4, 8, 16, 32, 64
-    labels, seen = np.arange(7) % 5, []
+    values, seen = [1.0, 2, 4, 8, 16, 32, 64], list[float]()
+    split = numbered(values)
 
     def losses(x: Array) -> Array:
         seen.extend(x[:, 0, 0, 0].tolist())
         return x[:, 0, 0, 0]
 
-    model = views_model(script, first_class, losses)
+    model = views_model(script, lambda x: one_hot(np.zeros(len(x), int), 5), losses)
     config = config_of(script, ["--dataset", "voxels", "--n-epochs", "2", "--batch-size", "4"])
     state = TrainState("cnn", fresh_weights(np.random.default_rng(0)))
     if script is views:
-        split = views.Split(images, labels, labels, labels, labels)
         views.train(model, config, views.Data(split, split, split), state, lambda *_: None)
     else:
-        examples = conv.Examples(images, labels)
-        data = conv.Data("voxels", examples, examples, examples)
-        conv.train(model, config, data, state, SERIAL, lambda *_: None)
+        examples = conv.Examples(split.images, split.labels)
+        conv.train(model, config, conv.Data("voxels", *[examples] * 3), state, SERIAL, lambda *_: None)
     np.testing.assert_allclose(state.history["train_loss"], [127 / 7] * 2, rtol=1e-6)
-    assert sorted(seen[:7]) == sorted(seen[7:]) == [1, 2, 4, 8, 16, 32, 64]  # every image once an epoch
+    assert sorted(seen[:7]) == sorted(seen[7:]) == values  # every image once an epoch
     assert seen[:7] != seen[7:]
 
 
@@ -215,16 +194,13 @@ def marked_digits(n_dim: int = 0) -> multi.Digits:
     """60 training and 40 test digits of classes 2 to 9, each one bright pixel in the row of its class: who has no
     preference names 0 and 1, and is wrong. The first ``n_dim`` test digits are neither as bright as the training's nor
     as the test's."""
-
-    def digits(n: int, brightness: int) -> tuple[Array, Array]:
-        labels = (2 + np.arange(n) % 8).astype(np.uint8)
-        images = np.zeros((n, 28, 28), np.uint8)
+    parts = list[Array]()
+    for n, brightness in ((60, TRAIN), (40, TEST)):
+        labels, images = (2 + np.arange(n) % 8).astype(np.uint8), np.zeros((n, 28, 28), np.uint8)
         images[np.arange(n), labels, 0] = brightness
-        return images, labels
-
-    test_images, test_labels = digits(40, TEST)
-    test_images[:n_dim] //= 4
-    return multi.Digits("mnist", *digits(60, TRAIN), test_images, test_labels)
+        parts += [images, labels]
+    parts[2][:n_dim] //= 4
+    return multi.Digits("mnist", *parts)
 
 
 @pytest.fixture
@@ -264,16 +240,17 @@ def test_matrix_capsules_are_tested_on_test_digits(brightness: int, accuracy: fl
 
 
 def test_settings_are_chosen_on_training_digits_that_are_not_trained_on() -> None:
-    all_digits = marked_digits()
-    all_digits.train_images[:, 0, 0] = np.arange(60)  # no two are the same
-    digits = multi.without_test(all_digits, 20)
+    every = marked_digits()
+    every.train_images[:, 0, 0] = np.arange(60)  # no two are the same
+    digits = multi.without_test(every, 20)
     assert digits.train_images.max() == digits.test_images.max() == TRAIN
-    np.testing.assert_array_equal(np.concatenate([digits.train_images, digits.test_images]), all_digits.train_images)
-    np.testing.assert_array_equal(np.concatenate([digits.train_labels, digits.test_labels]), all_digits.train_labels)
-    assert len(digits.test_labels) == len(digits.test_images) == 20
-    assert multi.without_test(all_digits, None) is all_digits
+    for part, whole in (("images", every.train_images), ("labels", every.train_labels)):
+        tested, trained = getattr(digits, f"test_{part}"), getattr(digits, f"train_{part}")
+        assert len(tested) == 20
+        np.testing.assert_array_equal(np.concatenate([trained, tested]), whole)
+    assert multi.without_test(every, None) is every
     with pytest.raises(OSError, match="--n-val 60 leaves none of the 60 training digits"):
-        multi.without_test(all_digits, 60)
+        multi.without_test(every, 60)
 
 
 def test_what_is_chosen_by_objects_is_said_to_be_validated() -> None:
@@ -320,31 +297,17 @@ def test_turned_digits_are_test_digits_that_are_turned(brightness: int, accuracy
 
     models = digits_model("capsnet", scores)._replace(assess=assess), digits_model("cnn", scores)
     monkeypatch.setattr(affine, "make_models", lambda config: {model.name: model for model in models})
-    config = affine.Config(
-        dataset="mnist", n_epochs=1, n_val=16, n_sweep=40, batch_size=8, rotation=(5.0, 90.0), max_shift=0
-    )
-    result = affine.run(config)[0]
-    for name, found in result["models"].items():
+    few: dict[str, Any] = {"n_epochs": 1, "n_val": 16, "n_sweep": 40, "batch_size": 8, "max_shift": 0}
+    result = affine.run(affine.Config(dataset="mnist", rotation=(5.0, 90.0), **few))[0]
+    for found in result["models"].values():
         assert found["upright_accuracy"] == accuracy
         assert found["upright_error"] == pytest.approx(1 - accuracy, abs=1e-9)
         assert found["rotated_5_accuracy"] == found["rotated_90_accuracy"] == 0
         assert found["sweep"] == {"-90": 0, "-5": 0, "0": accuracy, "5": 0}
         assert found["val_accuracy"] == (brightness == TRAIN)  # of training digits
-        if name == "capsnet":
-            assert found["recon_mse"] == pytest.approx(0.02)
+    assert result["models"]["capsnet"]["recon_mse"] == pytest.approx(0.02)
     assert result["headline"] == "rotated_90_accuracy"
     assert numbers_of(affine.format_table(result).splitlines()[1])[1] == pytest.approx(100 * accuracy)
-
-
-def test_every_digit_is_trained_on() -> None:
-    """The first, the last and all between can be either one of a pair."""
-    digits = marked_digits()
-    overlays = multi.Overlays(digits.train_images, digits.train_labels, multi.Config())
-    which, shift = overlays.draw(np.random.default_rng(0), 3000)
-    for one in which.T:
-        assert np.bincount(one, minlength=60).min() > 20  # 50 on average
-    assert (np.abs(shift).max(axis=(0, 1)) == 4).all()
-    assert ((shift[:, 0] != shift[:, 1]).mean(axis=0) > 0.5).all()
 
 
 def test_jitter_is_drawn_for_each_image() -> None:
@@ -358,7 +321,6 @@ def test_jitter_is_drawn_for_each_image() -> None:
     assert 1.15 < contrast.max() < 1.22
     assert -0.2 <= low.min() < -0.15
     assert 0.15 < low.max() <= 0.21
-
     points = np.zeros((512, 48, 48, 1))
     points[:, 20, 28] = 9
     rows, columns = np.argwhere(views.crop(points, rng) > 5)[:, 1:3].T
@@ -387,36 +349,37 @@ def attacked_by_hand(answer: Callable[[Array], Array]) -> conv.Network:
     )
 
 
+class Attacked(NamedTuple):
+    right: dict[str, list[float]]  # accuracies by attack and epsilon
+    found: Any  # by ``attack_all``
+    result: dict[str, Any]
+
+
 def attacked(
-    model: conv.Network, pixels: Any, labels: Any, patch: Patch, hidden: Any = 0, **more: Any
-) -> tuple[dict[str, list[float]], Any, dict[str, Any]]:
-    """Accuracies by attack and epsilon, what ``attack_all`` found, and the result."""
+    answer: Callable[[Array], Array], pixels: Any, labels: Any, patch: Patch, hidden: Any, **of: Any
+) -> Attacked:
     images = np.zeros((len(pixels), 32, 32, 2), np.float32)
     images[:, 16, 16, 0], images[:, 16, 16, 1] = pixels, hidden
-    patch.setattr(conv, "make_models", lambda config: {"cnn": model})
+    patch.setattr(conv, "make_models", lambda config: {"cnn": attacked_by_hand(answer)})
     other = conv.Examples(images, 1 - labels)  # of the training and held out, and not attacked
     data = conv.Data("voxels", other, conv.Examples(images, labels), other)
-    config = attacks.Config(dataset="voxels", loss="cross-entropy", **more)
+    config = attacks.Config(dataset="voxels", loss="cross-entropy", **of)
     states = {"cnn": TrainState("cnn", fresh_weights(np.random.default_rng(0)))}
     states["cnn"].append({"accuracy": 1.0})
     patch.setattr(attacks, "train_all", lambda config, *args, **more: {1: states}[config.seed])  # of the next seed
     found = attacks.attack_all(config, states, data)
     result = attacks.make_result(config, states, found, data)
-    return (
-        {kind: list(by_epsilon.values()) for kind, by_epsilon in result["attack"]["cnn"].items()},
-        found["cnn"],
-        result,
-    )
+    right = {kind: list(by_epsilon.values()) for kind, by_epsilon in result["attack"]["cnn"].items()}
+    return Attacked(right, found["cnn"], result)
 
 
 def test_accuracy_under_attack_is_that_of_the_images_out_of_reach(monkeypatch: Patch) -> None:
     """Pixels are 0.04, 0.12 and 0.3 away from where the answer changes. Two of the eight images have no gradient:
     the search finds their pixel."""
     distance = np.array([0.04, -0.04, 0.12, -0.12, 0.3, -0.3, 0.04, -0.04])
-    labels, hidden = (distance > 0).astype(np.intp), np.repeat([0, 1], (6, 2))
-    model, of = attacked_by_hand(lambda pixel: pixel - 0.5), {"epsilons": (0.03, 0.07, 0.2, 0.4)}
-    right, found, result = attacked(model, 0.5 + distance, labels, monkeypatch, hidden, **of)
-    by_gradient = [1.0, 1.0, 0.75, 0.5, 0.25]
+    of: tuple[Any, ...] = 0.5 + distance, (distance > 0).astype(np.intp), monkeypatch, np.repeat([0, 1], (6, 2))
+    epsilons, by_gradient = (0.03, 0.07, 0.2, 0.4), [1.0, 1.0, 0.75, 0.5, 0.25]
+    right, found, result = attacked(lambda pixel: pixel - 0.5, *of, epsilons=epsilons)
     assert right.pop("worst_case") == [1.0, 1.0, 0.5, 0.25, 0.0]
     with_starts = right.pop("gradients")  # a random start may lie beyond it
     assert all(a <= b for a, b in zip(with_starts, by_gradient, strict=True))
@@ -425,21 +388,20 @@ def test_accuracy_under_attack_is_that_of_the_images_out_of_reach(monkeypatch: P
         ("fgsm", "iterated", "fgsm_margin", "iterated_margin", "targeted", "from_other_seed"), by_gradient
     )
     assert result["models"]["cnn"]["worst_case_0.2_accuracy"] == 0.25
-    few, *_ = attacked(model, 0.5 + distance, labels, monkeypatch, hidden, n_attack=2, **of)
-    assert few["fgsm"] == [1.0, 1.0, 0.5, 0.5, 0.5]  # the first and the last
+    few = attacked(lambda pixel: pixel - 0.5, *of, epsilons=epsilons, n_attack=2)
+    assert few.right["fgsm"] == [1.0, 1.0, 0.5, 0.5, 0.5]  # the first and the last
 
 
 def test_an_image_that_was_misread_once_counts_as_misread_at_every_larger_epsilon(monkeypatch: Patch) -> None:
     """Pixels between 0.59 and 0.61 are misread: one step of 0.1 ends there, one of 0.3 beyond it. The second image is
     misread from the start, and does not count among those that all networks classify correctly; the third is never
     misread; the fourth has no gradient, and the search finds it with an epsilon of 0.1 alone."""
-    model, labels = attacked_by_hand(lambda pixel: 0.01 - np.abs(pixel - 0.6)), np.zeros(4, np.intp)
-    pixels, epsilons = [0.5, 0.6, 0.05, 0.5], (0.04, 0.1, 0.3, 0.45)
-    right, _, result = attacked(model, pixels, labels, monkeypatch, [0, 0, 0, 1], epsilons=epsilons)
-    assert [4 * a for a in right["fgsm"]] == [3, 3, 2, 3, 3]  # which rises
-    assert [4 * a for a in right["iterated"]] == [3, 3, 2, 2, 2]
-    assert [4 * a for a in right["gradients"]] == [3, 3, 2, 2, 2]
-    assert [4 * a for a in right["worst_case"]] == [3, 3, 1, 1, 1]
+    pixels, labels, hidden = [0.5, 0.6, 0.05, 0.5], np.zeros(4, np.intp), [0, 0, 0, 1]
+    right, _, result = attacked(lambda pixel: 0.01 - np.abs(pixel - 0.6), pixels, labels, monkeypatch, hidden,
+                                epsilons=(0.04, 0.1, 0.3, 0.45))
+    counts = {kind: [4 * a for a in right[kind]] for kind in ("fgsm", "iterated", "gradients", "worst_case")}
+    assert counts == {"fgsm": [3, 3, 2, 3, 3], "iterated": [3, 3, 2, 2, 2],  # of which the first rises
+                      "gradients": [3, 3, 2, 2, 2], "worst_case": [3, 3, 1, 1, 1]}
     assert result["n_both"] == 3
     assert [round(3 * a) for a in result["attack_of_both"]["cnn"]["worst_case"].values()] == [3, 3, 1, 1, 1]
     assert result["models"]["cnn"]["fgsm_0.1_of_both_accuracy"] == pytest.approx(2 / 3)
@@ -483,29 +445,32 @@ def test_no_two_draws_share_a_stream(name: str, monkeypatch: Patch) -> None:
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_no_number_that_is_not_finite_is_a_result(value: float, tmp_path: Path) -> None:
     run = {"headline": "x_accuracy", "models": {"cnn": {"n_params": 3, "x_accuracy": value}}}
-    with pytest.raises(OSError, match="not finite"):
-        save_result(tmp_path / "result.json", run)
-    with pytest.raises(ValueError, match="JSON compliant"):
-        checksum(run)
-    path = tmp_path / "other.json"
-    path.write_text(json.dumps(run))
-    with pytest.raises(OSError, match="holds NaN"):
-        report.read_result(path)
-    with pytest.raises(ValueError, match="a number that is not finite"):
-        compare_seeds.read_run(path)
+    (path := tmp_path / "other.json").write_text(json.dumps(run))
+    save = functools.partial(save_result, tmp_path / "result.json")
+    refusals: list[tuple[Any, Any, str]] = [
+        (save, run, "not finite"), (checksum, run, "JSON compliant"), (report.read_result, path, "holds NaN"),
+        (compare_seeds.read_run, path, "a number that is not finite"),
+    ]
+    for refused, of, says in refusals:
+        with pytest.raises((OSError, ValueError), match=says):
+            refused(of)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_training_stops_at_a_number_that_is_not_finite(value: float) -> None:
     state = TrainState("cnn", fresh_weights(np.random.default_rng(0)) | {"fine": np.zeros(2)})
     state.step = 3
     state.add({"train_loss": 1.0}, 0.0)
     state.end_epoch({})
-    state.step = 6
-    with pytest.raises(OSError, match=r"^cnn: train_loss became .* in epoch 2, step 6; try a smaller"):
+    state.step, where = 6, "became .* in epoch 2, step 6; try a smaller"
+    with pytest.raises(OSError, match=f"^cnn: train_loss {where}"):
         state.add({"train_loss": value}, 0.0)
     state.params["conv1.w"][0] = value
     state.add({"train_loss": 1.0}, 0.0)  # within an epoch the loss alone counts
-    with pytest.raises(OSError, match=r"^cnn: conv1\.w became .* in epoch 2, step 6; try a smaller"):
+    with pytest.raises(OSError, match=rf"^cnn: conv1\.w {where}"):
         state.end_epoch({"accuracy": 1.0})
     state.params["conv1.w"][0] = 0
-    with pytest.raises(OSError, match=r"^cnn: accuracy became .* in epoch 2, step 6; try a smaller"):
+    with pytest.raises(OSError, match=f"^cnn: accuracy {where}"):
         state.end_epoch({"accuracy": value})
 
 
@@ -519,11 +484,9 @@ def test_runs_of_the_same_metrics_are_stored_as_columns(tmp_path: Path) -> None:
     for other in (runs[:1], [*runs, {"seed": 50}], [*runs[:2], {"seed": 9, "models": {"cnn": {"loss": 1}}}]):
         save_result(path, {"runs": other})
         assert parse_json(path)["runs"] == other
-    wrong: list[Any] = [{"seed": [1, 2], "loss": [1]}, {"loss": [1]}, {"seed": 1}, []]
-    for columns in wrong:
-        path.write_text(json.dumps({"columns": columns}))
-        with pytest.raises(OSError, match="columns of unequal lengths"):
-            parse_json(path)
+    path.write_text(json.dumps({"columns": {"seed": [1, 2], "loss": [1]}}))
+    with pytest.raises(OSError, match="columns of unequal lengths"):
+        parse_json(path)
 
 
 # --- Baselines of as many parameters ----------------------------------------------------------------------------------

@@ -60,7 +60,6 @@ def test_indices_are_spread_from_the_first_to_the_last(n: int, most: int, indice
 def test_quantiles_are_weighted() -> None:
     values, weights = np.array([3.0, 1.0, 2.0]), np.array([1.0, 8.0, 1.0])
     assert figures.weighted_quantiles(values, weights, [0.5, 0.85, 1.0]).tolist() == [1, 2, 3]
-    assert figures.weighted_quantiles(values, weights, 0.95) == 3
 
 
 def test_grey_levels_stretch_only_what_is_normalised() -> None:
@@ -82,6 +81,8 @@ def test_validation_examples_are_called_so() -> None:
         assert figures.tested(SimpleNamespace(**config)) == name
 
 
+# --- Which training is drawn ------------------------------------------------------------------------------------------
+
 Config = smallnorb_novel_viewpoint.Config
 
 
@@ -94,9 +95,9 @@ def finished(
     states = {name: TrainState(name, {}) for name in epochs}
     for name, state in states.items():
         state.history = {"train_loss": [0.5] * epochs[name]} if epochs[name] else {}
-    files: Any = {"data_dir": Path("y")} if dataset == "smallnorb" else {}
     kind: Any = multimnist_capsnet.Config if dataset == "strokes" else Config
-    saved = kind(dataset=dataset, seed=3, n_epochs=1000, **files, **settings)
+    folder = Path("y") if dataset == "smallnorb" else None
+    saved = kind(dataset=dataset, seed=3, n_epochs=1000, data_dir=folder, **settings)
     with patch.object(figures, "load_checkpoint", lambda script, path: (saved, states)):
         x = SimpleNamespace(EXPERIMENT="x")
         return figures.load_finished(x, Path("a"), asked, given, free, required, reached=reached)
@@ -107,28 +108,30 @@ def test_given_flags_must_agree_with_the_checkpoint() -> None:
     config, states = finished(asked, {"seed", "data_dir", "quiet"}, done)
     assert config == Config(dataset="smallnorb", seed=3, n_epochs=1000, data_dir=Path("x"))
     assert list(states) == ["cnn"]
-    with pytest.raises(OSError, match=r"^a was made with --lr 0\.001, not 0\.1$"):
-        finished(asked, {"lr"}, done)
     assert finished(asked, {"lr"}, done, free=("lr", "seed"))[0] == Config(
         dataset="smallnorb", data_dir=Path("y"), seed=3, n_epochs=1000, lr=0.1, cnn_lr=5e-4
     )
-    assert figures.load_finished(None, None, asked, {"lr"}) == (asked, {})
+    with pytest.raises(OSError, match=r"^a was made with --lr 0\.001, not 0\.1$"):
+        finished(asked, {"lr"}, done)
     digits = multimnist_capsnet.Config(data_dir=Path("x"))
     for dataset in ("strokes", "voxels", "shapes", "toys"):
         with pytest.raises(OSError, match=f"a was trained on {dataset}, which have no files: leave --data-dir out"):
             finished(digits if dataset == "strokes" else asked, {"data_dir"}, done, dataset=dataset)
 
 
+UNFINISHED: list[tuple[str, dict[str, int], dict[str, Any]]] = [
+    ("7 of 1,000 epochs of cnn; finish it with x ", {"capsules": 1000, "cnn": 7}, {}),
+    ("0 of 1,000 epochs of cnn; ", {"capsules": 1000}, {"required": ("cnn",)}),
+    ("0 of 1,000 epochs of capsules; ", {"capsules": 0}, {"reached": lambda state, _: state.name == "cnn"}),
+    ("1,000 of 2,000 epochs of cnn; ", {"capsules": 1000, "cnn": 1000}, {"cnn_epochs": 2000}),
+]
+
+
 def test_an_unfinished_checkpoint_is_an_error() -> None:
-    with pytest.raises(OSError, match=r"^a holds 7 of 1,000 epochs of cnn; finish it with x "):
-        finished(Config(), set(), {"capsules": 1000, "cnn": 7})
-    with pytest.raises(OSError, match=r"^a holds 0 of 1,000 epochs of cnn; "):
-        finished(Config(), set(), {"capsules": 1000}, required=("cnn",))
-    with pytest.raises(OSError, match=r"^a holds 0 of 1,000 epochs of capsules; "):
-        finished(Config(), set(), {"capsules": 0}, reached=lambda state, _: state.name == "cnn")
+    for says, epochs, more in UNFINISHED:
+        with pytest.raises(OSError, match=f"^a holds {says}"):
+            finished(Config(), set(), epochs, **more)
     finished(Config(), set(), {"capsules": 1000, "cnn": 0}, reached=lambda state, _: state.name == "cnn")
-    with pytest.raises(OSError, match=r"^a holds 1,000 of 2,000 epochs of cnn; "):
-        finished(Config(), set(), {"capsules": 1000, "cnn": 1000}, cnn_epochs=2000)
 
 
 def test_a_new_training_is_of_the_median_of_the_reported_seeds_unless_one_is_given(
@@ -147,33 +150,30 @@ def test_a_new_training_is_of_the_median_of_the_reported_seeds_unless_one_is_giv
         options, place = SimpleNamespace(checkpoint=file, quiet=True, threads=3), (Path(path), "cnn", "accuracy")
         return figures.load_or_train(experiment, options, config, given, median_of=place, names=("cnn",))
 
-    asked, median = Config(seed=3), Config(seed=203)
-    assert run(asked, {"lr"}) == figures.Run(median, "data", {"cnn": 1}, "seed 203, the median of 4", runs)
+    asked, median, trained = Config(seed=3), Config(seed=203), {"cnn": 1}
+    assert run(asked, {"lr"}) == figures.Run(median, "data", trained, "seed 203, the median of 4", runs)
     *seen, options = train_all.call_args.args
     assert (seen, train_all.call_args.kwargs) == ([median, "data"], {"names": ("cnn",)})
     assert (options.quiet, options.threads) == (True, 3)
-    assert run(asked, {"seed"}) == figures.Run(asked, "data", {"cnn": 1}, "seed 3", runs)
+    assert run(asked, {"seed"}) == figures.Run(asked, "data", trained, "seed 3", runs)
     for config, path in ((Config(seed=3, lr=7.0), "r.json"), (asked, "none.json")):
-        assert run(config, set(), path) == figures.Run(config, "data", {"cnn": 1}, "seed 3", [])
+        assert run(config, set(), path) == figures.Run(config, "data", trained, "seed 3", [])
     strokes = SimpleNamespace(name="strokes")  # of which no result is
-    assert run(asked, set(), data=strokes) == figures.Run(median, strokes, {"cnn": 1}, "seed 203", [])
+    assert run(asked, set(), data=strokes) == figures.Run(median, strokes, trained, "seed 203", [])
     monkeypatch.setattr(figures, "load_finished", lambda *_: (asked, {"cnn": 2}))
     assert run(asked, set(), file=Path("run.npz")) == figures.Run(asked, "data", {"cnn": 2}, "seed 3", runs)
 
 
-@pytest.mark.parametrize(
-    ("name", "prepare", "required", "has_auto"),
-    [
-        ("smallnorb_novel_viewpoint", "trained", ("capsules", "cnn", "cnn_matched"), False),
-        ("multimnist_capsnet", "trained", ("capsnet",), True),
-        ("mnist_affine_capsnet", "finished", ("capsnet",), False),
-        ("conv_matrix_capsules", "trained", ("capsules",), True),
-    ],
-)
+@pytest.mark.parametrize(("name", "required", "has_auto"), [
+    ("smallnorb_novel_viewpoint", ("capsules", "cnn", "cnn_matched"), False),
+    ("multimnist_capsnet", ("capsnet",), True),
+    ("mnist_affine_capsnet", ("capsnet",), False),
+    ("conv_matrix_capsules", ("capsules",), True),
+])
 def test_a_checkpoint_must_have_the_networks_that_are_drawn(
-    name: str, prepare: str, required: tuple[str, ...], has_auto: bool, monkeypatch: Patch
+    name: str, required: tuple[str, ...], has_auto: bool, monkeypatch: Patch
 ) -> None:
-    script = visualize(name)
+    script, prepare = visualize(name), "finished" if "affine" in name else "trained"
     monkeypatch.setattr(script, "load_or_train", asked := Mock(side_effect=UserError("stop")))
     with pytest.raises(OSError, match="stop"):
         getattr(script, prepare)(load(name).Config(), None, ())
@@ -254,19 +254,19 @@ def test_animations(name: str, flags: str, numbers: list[int], held: Any, monkey
 
 
 @pytest.mark.usefixtures("quick")
-@pytest.mark.parametrize(
-    ("name", "flags", "says"),
-    [
-        ("mnist_affine_capsnet", "--n-test=3", "none of the 3 test digits is a 0"),
-        ("multimnist_capsnet", "--figures=scaling", "/results/multimnist_capsnet/scaling.json: No such file"),
-    ],
-)
-def test_what_cannot_be_drawn(name: str, flags: str, says: str, monkeypatch: Patch, capsys: Capture) -> None:
-    """It is found before any training."""
+@pytest.mark.parametrize(("make", "name", "flags", "says"), [
+    (visualize, "mnist_affine_capsnet", "--n-test=3", "none of the 3 test digits is a 0"),
+    (make_gif, "mnist_affine_capsnet", "--n-test=3", "none of the 3 test digits is a 0"),
+    (visualize, "multimnist_capsnet", "--figures=scaling", "/results/multimnist_capsnet/scaling.json: No such file"),
+])
+def test_what_cannot_be_drawn_is_found_before_any_training(
+    make: Any, name: str, flags: str, says: str, monkeypatch: Patch, capsys: Capture
+) -> None:
     refuse(monkeypatch, EXPERIMENTS[name].script, "train_all")
-    assert says in failure(visualize(name), EXPERIMENTS[name].argv(flags), capsys)
-    if "--figures" not in flags:
-        assert says in failure(make_gif(name), EXPERIMENTS[name].argv(flags), capsys)
+    assert says in failure(make(name), EXPERIMENTS[name].argv(flags), capsys)
+
+
+# --- Files ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -288,46 +288,39 @@ def test_a_frame_is_what_the_whole_figure_would_be() -> None:
         canvas.draw()
         whole = np.asarray(canvas.buffer_rgba())[..., :3]
     assert (frames[0] != frames[1]).any()
-    differ = (frames[1] != whole).any(axis=2)
-    assert differ.mean() < 0.01  # spines are drawn over the bar there
-
-
-def test_a_file_of_another_kind_is_left_alone(tmp_path: Path) -> None:
-    for content, is_ours in ((b"", True), (b"GIF89a", True), (b"\x89PNG\r\n", True), (b'{"a": 1}', True),
-                             (b"<!DOCTYPE html>", True), (b"my notes", False), (b"PK\x03\x04", False)):
-        (path := tmp_path / "x").write_bytes(content)
-        with contextlib.nullcontext() if is_ours else pytest.raises(OSError, match="of something else: name another"):
-            require_writable(path)
-        assert path.read_bytes() == content
+    assert (frames[1] != whole).any(axis=2).mean() < 0.01  # spines are drawn over the bar there
 
 
 def test_a_gif_keeps_white_and_the_colours_of_letters() -> None:
     frames = [np.full((40, 60, 3), 255, np.uint8) for _ in range(2)]
     frames[1][:20] = (200, 30, 30)
     frames[1][30, 30] = (0, 255, 0)  # a single pixel, as of a letter
-    content = figures.gif_bytes(frames, 10)
-    shown = [imageio.immeta(content, extension=".gif", index=k) for k in range(2)]
-    assert (shown[0]["loop"], shown[0]["duration"], shown[1]["duration"]) == (0, 100, 1000 * figures.LAST_SECONDS)
     assert imageio.immeta(figures.gif_bytes(frames, 6), extension=".gif", index=0)["duration"] == 170  # of 166.7
-    still = imageio.imread(figures.gif_bytes(frames[:1], 10), extension=".gif")
-    assert still.shape[-3:] == (40, 60, 3)
-    first, last = imageio.imread(content, extension=".gif")
+    assert imageio.imread(figures.gif_bytes(frames[:1], 10), extension=".gif").shape[-3:] == (40, 60, 3)
+    first, last = imageio.imread(figures.gif_bytes(frames, 10), extension=".gif")
     assert (first == 255).all()
     assert (last[39, 59] == 255).all()
     assert last[30, 30].tolist() == [0, 255, 0]
     assert np.abs(last[5, 5].astype(int) - (200, 30, 30)).max() < 12
 
 
-def test_an_animation_may_replace_the_picture_of_a_page(monkeypatch: Patch) -> None:
+@pytest.mark.parametrize("overwrite", [True, False])
+def test_an_animation_may_replace_the_picture_of_a_page(overwrite: bool, monkeypatch: Patch) -> None:
     monkeypatch.setattr(figures, "write_if_changed", write := Mock(return_value=""))
+    options = SimpleNamespace(out=Path("a.gif"), fps=10, quiet=True, overwrite=overwrite)
+    figures.write_animation(options, lambda: (figures.make_figure(1, "", ""), lambda k: None), [(0,), (1,)])
+    assert (*write.call_args.args, False)[2] == overwrite
 
-    def scene() -> Any:
-        return figures.make_figure(1, "", ""), lambda k: None
 
-    for overwrite in (True, False):
-        options = SimpleNamespace(out=Path("a.gif"), fps=10, quiet=True, overwrite=overwrite)
-        figures.write_animation(options, scene, [(0,), (1,)])
-        assert (*write.call_args.args, False)[2] == overwrite
+@pytest.mark.parametrize(("content", "is_ours"), [
+    (b"", True), (b"GIF89a", True), (b"\x89PNG\r\n", True), (b'{"a": 1}', True), (b"<!DOCTYPE html>", True),
+    (b"my notes", False), (b"PK\x03\x04", False),
+])
+def test_a_file_of_another_kind_is_left_alone(content: bytes, is_ours: bool, tmp_path: Path) -> None:
+    (path := tmp_path / "x").write_bytes(content)
+    with contextlib.nullcontext() if is_ours else pytest.raises(OSError, match="of something else: name another"):
+        require_writable(path)
+    assert path.read_bytes() == content
 
 
 @pytest.mark.parametrize("name", ["evidence.earlier", "benchmarks.__main__", "visualize_smallnorb_novel_viewpoint"])

@@ -39,26 +39,23 @@ def run() -> figures.Run:
 
 def test_votes_are_counted_by_their_mass(run: figures.Run) -> None:
     """One capsule at a time; dashed: means over capsules."""
-    axes = drawn(lambda: figures.draw_vote_distances(run)).axes
-    test = run.data.test
+    axes, test = drawn(lambda: figures.draw_vote_distances(run)).axes, run.data.test
     routing = experiment.class_routing(run.states["capsules"].params, test.images, run.config)
-    distances, images = routing.distances, list(zip(range(60), test.labels, strict=True))
-    kinds = [[(n, e) for n, label in images for e in range(10) if (e == label) == own] for own in (False, True)]
+    pairs = list(itertools.product(enumerate(test.labels), range(10)))
+    kinds = [[(n, e) for (n, label), e in pairs if (e == label) == own] for own in (False, True)]
     for t, ax in enumerate(axes):
         outlines: Any = ax.patches
-        lines = held(ax)["lines"]
-        for outline, line, capsules in zip(outlines, lines.values(), kinds, strict=True):
+        for outline, line, capsules in zip(outlines, held(ax)["lines"].values(), kinds, strict=True):
             limit, heights, means = ax.get_xlim()[1], np.zeros(figures.N_BINS), []
             for n, e in capsules:
-                away, mass = distances[t, n, :, e], routing.weights[t, n, :, e]
+                away, mass = routing.distances[t, n, :, e], routing.weights[t, n, :, e]
                 share = mass / routing.weights[t, n].sum() / len(capsules)
                 heights += np.histogram(np.minimum(away, limit), figures.N_BINS, (0, limit), weights=share)[0]
                 means.append(np.average(away, weights=mass))
             np.testing.assert_allclose(outline.get_xy()[1 : 2 * figures.N_BINS : 2, 1], heights, rtol=1e-5, atol=1e-7)
             np.testing.assert_allclose(line[0], [np.mean(means)] * 2, rtol=1e-4)
-            share = f"{100 * sum(heights):.0f} % of the mass"
             names = ("true class: ", "") if capsules is kinds[1] else ("other classes: ", " each")
-            assert str(outline.get_label()) == share.join(names)
+            assert str(outline.get_label()) == f"{100 * sum(heights):.0f} % of the mass".join(names)
 
 
 def viewed(
@@ -141,28 +138,24 @@ def test_table_2_is_read_where_familiar_accuracies_are_equal() -> None:
 def test_attacks_are_means_and_intervals_with_the_papers_beside() -> None:
     rows = {"capsules": [[1.0, 0.2, 0.1], [0.8, 0.6, 0.3]], "cnn": [[1.0, 0.1, 0.0], [1.0, 0.3, 0.0]]}
     runs: list[Any] = [{"seed": s, "models": {}} for s in range(2)]
-    for (name, of_seeds), s in itertools.product(rows.items(), range(2)):
-        metrics = dict(zip(("0", "0.2", "0.5"), of_seeds[s], strict=True))
-        runs[s]["models"][name] = {f"fgsm_{e}_accuracy": a for e, a in metrics.items()}
-        runs[s]["models"][name] |= {f"worst_case_{e}_accuracy": a / 2 for e, a in metrics.items()}
+    for (name, of_seeds), run in itertools.product(rows.items(), runs):
+        metrics = list(zip(("0", "0.2", "0.5"), of_seeds[run["seed"]], strict=True))
+        run["models"][name] = {f"fgsm_{e}_accuracy": a for e, a in metrics}
+        run["models"][name] |= {f"worst_case_{e}_accuracy": a / 2 for e, a in metrics}
     path = write_seeds(Path("attacks.json"), runs, epsilons=[0.2, 0.5])
     other = write_seeds(Path("others.json"), runs[:1], "voxels", epsilons=[0.2, 0.5])
-    axes = drawn(lambda: attacks.draw_attack_seeds([path, other])).axes
+    axes, x = drawn(lambda: attacks.draw_attack_seeds([path, other])).axes, [0, 0.2, 0.5]
     titles = [f"{what}: {kind}" for what in ("drawn shapes, 2 seeds", "the write-up's objects, 1 seed")
               for kind in ("one step along the loss", "worst of many attacks")]
     assert [ax.get_title("left") for ax in axes] == titles
-    assert_same(held(axes[3])["lines"]["CNN of equal size"], [[0, 0.2, 0.5], [0.5, 0.05, 0]], "another file")
-    x = [0, 0.2, 0.5]
     half, capsules, cnn = t_quantile(2) * np.array([0.1, 0.2, 0.1]), np.array([0.9, 0.4, 0.2]), np.array([1.0, 0.2, 0])
-    for ax, factor in zip(axes[:2], (1, 0.5), strict=True):
-        lines, band = held(ax)["lines"], [x, factor * (capsules - half), factor * (capsules + half)]
-        assert_same(lines["Matrix capsules"], [x, factor * capsules], "capsules")
-        assert_same(lines["CNN of equal size"], [x, factor * cnn], "cnn")
-        assert_same(held(ax)["bands"][0], band, "band")
-        check_held(ax, levels=[0.2])
-    lines = held(axes[0])["lines"]
-    assert_same(lines["paper, capsules"], [[0.2, 0.5], [0.83, 0.69]], "the paper's capsules")
-    assert_same(lines["paper, CNN"], [[0.2, 0.5], [0.16, 0.03]], "the paper's CNN")
+    paper = {"paper, capsules": [[0.2, 0.5], [0.83, 0.69]], "paper, CNN": [[0.2, 0.5], [0.16, 0.03]]}
+    for ax, factor, beside in zip(axes[:2], (1, 0.5), (paper, {}), strict=True):
+        lines = held(ax)["lines"]
+        expected = {"Matrix capsules": [x, factor * capsules], "CNN of equal size": [x, factor * cnn]} | beside
+        assert_same({name: lines[name] for name in expected}, expected, "lines")
+        assert_same(held(ax)["bands"][0], [x, factor * (capsules - half), factor * (capsules + half)], "band")
+    assert_same(held(axes[3])["lines"]["CNN of equal size"], [x, [0.5, 0.05, 0]], "another file")
     write_seeds(path, runs, epsilons=[0.2])
     lines = held(drawn(lambda: attacks.draw_attack_seeds([path]), record=False).axes[0])["lines"]
     assert_same(lines["paper, CNN"], [[0.2], [0.16]], "as far as ours")
@@ -170,22 +163,23 @@ def test_attacks_are_means_and_intervals_with_the_papers_beside() -> None:
 
 def test_accuracy_under_attack_against_the_length_of_the_training() -> None:
     settings: dict[str, Any] = {}
+    parts = list(itertools.product((("capsules", 1), ("cnn", 0.5)), (("worst_case", 0.5), ("fgsm", 1))))
     for n, decay in itertools.product((20, 80), (0.0, 3.0)):
-        a = n / 100 + decay / 100
-        runs = [{"seed": s, "models": {name: {f"{kind}_0.1_accuracy": a * part * f + 0.01 * s for kind, f in (
-            ("worst_case", 0.5), ("fgsm", 1))} for name, part in (("capsules", 1), ("cnn", 0.5))}} for s in (0, 2)]
-        values = {"n_epochs": n, "weight_decay": decay}
-        settings[f"{n} {decay}"] = {"values": values, "config": values | {"epsilons": [0.1]}, "runs": runs}
-    document = {"dataset": "shapes", "config": {"epsilons": [0.1]}, "settings": settings}
+        runs: list[Any] = [{"seed": s, "models": {"capsules": {}, "cnn": {}}} for s in (0, 2)]
+        for run, ((name, of_name), (kind, of_kind)) in itertools.product(runs, parts):
+            accuracy = (n + decay) / 100 * of_name * of_kind + 0.01 * run["seed"]
+            run["models"][name][f"{kind}_0.1_accuracy"] = accuracy
+        config = {"n_epochs": n, "weight_decay": decay, "epsilons": [0.1]}
+        settings[f"{n} {decay}"] = {"config": config, "runs": runs}
     path = Path("lengths.json")
-    path.write_text(json.dumps(document))
-    axes = drawn(lambda: attacks.draw_attack_trainings(path)).axes
-    assert [ax.get_title("left") for ax in axes] == ["weight decay 0", "weight decay 3"]
-    for ax, decay in zip(axes, (0, 3), strict=True):
+    path.write_text(json.dumps({"dataset": "shapes", "config": {"epsilons": [0.1]}, "settings": settings}))
+    names = {"capsules": "Matrix capsules", "cnn": "CNN of equal size",
+             "worst_case": "worst case of all attacks", "fgsm": "one step: FGSM"}
+    for ax, decay in zip(drawn(lambda: attacks.draw_attack_trainings(path)).axes, (0, 3), strict=True):
+        assert ax.get_title("left") == f"weight decay {decay}"
         means = np.array([0.2, 0.8]) + decay / 100
-        check_held(ax, lines={f"{name}, {kind}": [[20, 80], means * part * f + 0.01] for name, part in (
-            ("Matrix capsules", 1), ("CNN of equal size", 0.5)) for kind, f in (
-            ("worst case of all attacks", 0.5), ("one step: FGSM", 1))}, levels=[0.2])
+        check_held(ax, lines={f"{names[name]}, {names[kind]}": [[20, 80], means * of_name * of_kind + 0.01]
+                              for (name, of_name), (kind, of_kind) in parts})
 
 
 def test_networks_of_the_median_seed_are_trained_for_their_curves(monkeypatch: Patch) -> None:
@@ -193,22 +187,15 @@ def test_networks_of_the_median_seed_are_trained_for_their_curves(monkeypatch: P
             for s, a, b in ((200, 0.9, 0.5), (201, 0.7, 0.6), (202, 0.8, 0.4))]
     config: dict[str, Any] = {"sizes": [4, 2, 2, 2], "n_epochs": 3, "epsilons": [0.1], "of_older_code": 1}
     path = write_seeds(Path("attacks.json"), runs, **config)
-    trained, curves = [], {"capsules": [0.4, 0.6], "cnn": [0.7, 0.9]}
-
-    def train_all(config: Any, data: Any, options: Any) -> dict[str, TrainState]:
-        assert (len(data.train.labels) > 0, options.threads, options.quiet) == (True, 3, True)
-        trained.append(config)
-        states = {name: TrainState(name, {}) for name in curves}
-        for name, state in states.items():
-            state.history = {"train_loss": [0.5, 0.2], "accuracy": curves[name]}
-        return states
-
-    monkeypatch.setattr(attacks.experiment, "train_all", train_all)
+    states = {name: TrainState(name, {}) for name in ("capsules", "cnn")}
+    for state, accuracies in zip(states.values(), ([0.4, 0.6], [0.7, 0.9]), strict=True):
+        state.history = {"train_loss": [0.5, 0.2], "accuracy": accuracies}
+    monkeypatch.setattr(attacks.experiment, "train_all", train := Mock(return_value=states))
     fig = drawn(lambda: attacks.draw_training_curves(attacks.Options(threads=3, quiet=True), path))
-    Config = attacks.experiment.Config
-    assert trained == [Config(seed=202, sizes=(4, 2, 2, 2), n_epochs=3, epsilons=(0.1,))]
-    check_held(fig.axes[1], lines={"Matrix capsules": [[1, 2], [0.4, 0.6]], "CNN of equal size": [[1, 2], [0.7, 0.9]]},
-               levels=[0.2])
+    trained, data, options = train.call_args.args
+    assert trained == attacks.experiment.Config(seed=202, sizes=(4, 2, 2, 2), n_epochs=3, epsilons=(0.1,))
+    assert (len(data.train.labels) > 0, options.threads, options.quiet) == (True, 3, True)
+    check_held(fig.axes[1], lines={"Matrix capsules": [[1, 2], [0.4, 0.6]], "CNN of equal size": [[1, 2], [0.7, 0.9]]})
     assert any("seed 202, the median of 3" in text.get_text() for text in fig.texts)
 
 
@@ -234,84 +221,52 @@ def test_accuracy_against_steps_and_what_explains_the_first(monkeypatch: Patch) 
     assert any("3 images of 2 seeds" in text.get_text() for text in fig.texts)
 
 
-def test_the_margin_of_a_linear_network_rises_by_what_its_slope_promises(monkeypatch: Patch) -> None:
-    """The first image is right until its pixels rise, the second is wrong anyhow."""
-    images, labels = np.zeros((2, 32, 32, 1), np.float32), np.array([1, 0])
-    images[:, 8, 8:12] = np.array([0.5, 0.9], np.float32)[:, None, None]
-
-    def forward(x: Any) -> Any:
-        logit = x.sum(axis=(1, 2, 3)) - 2
-        return np.stack([logit, -logit], axis=1), x
-
-    def backward(dscores: Any, x: Any) -> Any:
-        return np.broadcast_to((dscores[:, 0] - dscores[:, 1])[:, None, None, None], x.shape)
-
-    def flat(dscores: Any, x: Any) -> Any:  # beyond the first step
-        is_moved = np.isin(x.max(axis=(1, 2, 3), keepdims=True), images.max(axis=(1, 2, 3)), invert=True)
-        return backward(dscores, x) * ~is_moved
-
-    def measured(backward: Any) -> attacks.Attacked:
-        losses = dict.fromkeys(attacks.LINES, attacks.attacks.margin_loss)
-        network = attacks.attacks.network_of(forward, backward, losses, 100)
-        monkeypatch.setattr(attacks.experiment, "attacked_network", lambda *_: network)
-        states = {"cnn": TrainState("cnn", {})}
-        return attacks.measure_attacks(attacks.experiment.Config(), None, states, 1)["cnn"]
-
-    monkeypatch.setattr(attacks, "STEPS", (1, 10))
-    monkeypatch.setattr(attacks.experiment, "attacked_images", lambda *_: (images, labels))
-    found = measured(backward)
-    np.testing.assert_array_equal([found.accuracies[kind] for kind in attacks.LINES], [[[0.5, 0.5]]] * 2)
-    np.testing.assert_allclose(found.norms, 2 * 32)
-    assert list(found.shares.values()) == pytest.approx([0, 1, 0])
-    assert list(measured(flat).shares.values())[2] == 0  # a gradient that vanishes has no other sign
-
-
 def test_steps_are_counted_on_accurate_networks_of_every_seed(monkeypatch: Patch) -> None:
     def measured(config: Any, seed: int, states: Any, threads: int) -> dict[str, attacks.Attacked]:
-        own = {loss: np.full((1, 2), seed) for loss in attacks.LINES}
-        return {"cnn": attacks.Attacked(own, np.full(3, seed), {"a": float(seed)})}
+        return {"cnn": attacks.Attacked(dict.fromkeys(attacks.LINES, np.full((1, 2), seed)), np.full(3, seed), {})}
 
     monkeypatch.setattr(attacks.experiment, "make_data", lambda config: config.seed)
     monkeypatch.setattr(attacks.experiment, "train_all", train := Mock(return_value={}))
     monkeypatch.setattr(attacks, "measure_attacks", measured)
     monkeypatch.setattr(attacks, "draw_steps", lambda found, _: found["cnn"])
     found: Any = attacks.draw_attack_steps(attacks.Options(threads=3, quiet=True))
-    assert (found.shares["a"], found.accuracies[""][:, 0].tolist()) == (201.5, [200, 201, 202, 203])
+    assert found.accuracies[""][:, 0].tolist() == [200, 201, 202, 203]
     accurate = vars(attacks.smallnorb.Config())
     own = {name: accurate[name] for name in attacks.experiment.DENSE}
     for call, seed in zip(train.call_args_list, attacks.SEEDS, strict=True):
         config, _, options = call.args
-        n_attack = attacks.N_ATTACKED
-        assert config == attacks.experiment.Config(network="dense", seed=seed, n_attack=n_attack, **own)
+        assert config == attacks.experiment.Config(network="dense", seed=seed, n_attack=attacks.N_ATTACKED, **own)
         assert (options.threads, options.quiet) == (3, True)
 
 
-def test_activations_and_assignments_are_those_of_the_attacked_capsules(monkeypatch: Patch) -> None:
+@pytest.mark.parametrize(("network", "more"), [("matrix", {"sizes": (4, 2, 2, 2), "n_train": 8}), ("dense", {})])
+def test_what_is_measured_of_attacked_capsules(network: str, more: dict[str, Any], monkeypatch: Patch) -> None:
+    """Activations and assignments of the last iteration; accuracy after one step, and what explains it."""
     monkeypatch.setattr(attacks, "STEPS", (1,))
-    small: dict[str, Any] = {"sizes": (4, 2, 2, 2), "n_train": 8}
-    for network, more in (("matrix", small), ("dense", {})):
-        config = attacks.experiment.Config(network=network, seed=103, n_attack=3, dtype="float64", **more)
-        data = attacks.experiment.make_data(config)
-        images, labels = attacks.experiment.attacked_images(config, data)
-        state = states_of(attacks.experiment.make_models(config), config)["capsules"]
-        a, r = attacks.last_routing(config, state, images)
-        seen = attacks.experiment.attacked_network(config, "capsules", state.params, SERIAL)
-        np.testing.assert_allclose(a, seen.scores(images), rtol=1e-5)
-        np.testing.assert_allclose(r.sum(axis=2), 1, rtol=1e-5)
-        assert np.ptp(r) > 1e-6  # those of the first iteration are even
-        found = attacks.measure_attacks(config, data, {"capsules": state}, 1)["capsules"]
-        flat = ~seen.gradient(images, labels, seen.losses[""])[2].any(axis=(1, 2, 3))
-        assert next(iter(found.shares.values())) == flat.mean()
-        _, before, dx = seen.gradient(images, labels, margin := seen.losses["_margin"])
-        moved = np.clip(images + np.float32(attacks.EPSILON) * np.sign(dx), 0, 1)
-        rise = seen.gradient(moved, labels, margin)[1] - before
-        promised = (dx * (moved - images)).sum(axis=(1, 2, 3))
-        assert list(found.shares.values())[1] == pytest.approx(np.median(rise / promised))
-        level = seen._replace(losses={**seen.losses, "": lambda s, _: (np.zeros(len(s)), np.zeros_like(s))})
-        with monkeypatch.context() as patch:
-            patch.setattr(attacks.experiment, "attacked_network", lambda *_, one=level: one)
-            found = attacks.measure_attacks(config, data, {"capsules": state}, 1)["capsules"]
-        assert next(iter(found.shares.values())) == 1  # of the training's loss, not of the margin's
+    config = attacks.experiment.Config(network=network, seed=103, n_attack=3, dtype="float64", **more)
+    data = attacks.experiment.make_data(config)
+    images, labels = attacks.experiment.attacked_images(config, data)
+    state = states_of(attacks.experiment.make_models(config), config)["capsules"]
+    a, r = attacks.last_routing(config, state, images)
+    seen = attacks.experiment.attacked_network(config, "capsules", state.params, SERIAL)
+    np.testing.assert_allclose(a, seen.scores(images), rtol=1e-5)
+    np.testing.assert_allclose(r.sum(axis=2), 1, rtol=1e-5)
+    assert np.ptp(r) > 1e-6  # those of the first iteration are even
+    found = attacks.measure_attacks(config, data, {"capsules": state}, 1)["capsules"]
+    flat = ~seen.gradient(images, labels, seen.losses[""])[2].any(axis=(1, 2, 3))
+    _, before, dx = seen.gradient(images, labels, margin := seen.losses["_margin"])
+    moved = np.clip(images + np.float32(attacks.EPSILON) * np.sign(dx), 0, 1)
+    _, after, dx_moved = seen.gradient(moved, labels, margin)
+    rises = (after - before) / (dx * (moved - images)).sum(axis=(1, 2, 3))
+    turned = (dx * dx_moved)[dx != 0] < 0
+    assert [*found.shares.values()][:3] == pytest.approx([flat.mean(), np.median(rises), turned.mean()])
+    np.testing.assert_allclose(found.norms, np.linalg.norm(dx.reshape(3, -1), axis=1))
+    right = (seen.scores(moved).argmax(axis=1) == labels).mean()
+    assert found.accuracies["_margin"].tolist() == [[right]]
+    level = seen._replace(losses={**seen.losses, "": lambda s, _: (np.zeros(len(s)), np.zeros_like(s))})
+    monkeypatch.setattr(attacks.experiment, "attacked_network", lambda *_: level)
+    found = attacks.measure_attacks(config, data, {"capsules": state}, 1)["capsules"]
+    assert next(iter(found.shares.values())) == 1  # of the training's loss, not of the margin's
 
 
 def test_a_frame_shows_votes_activations_and_accuracies(run: figures.Run) -> None:
@@ -326,13 +281,11 @@ def test_a_frame_shows_votes_activations_and_accuracies(run: figures.Run) -> Non
 
     plane, image, bars, curve = drawn(lambda: frame_of(animation.make_scene(run.config, run.data, recorder), 1, 2)).axes
     check_held(bars, bars=[routing.a[2, 0]])
-    before_the_last = frame_of(animation.make_scene(run.config, run.data, recorder), 1, 1)
-    check_held(before_the_last.axes[2], bars=[routing.a[1, 0]])
+    check_held(frame_of(animation.make_scene(run.config, run.data, recorder), 1, 1).axes[2], bars=[routing.a[1, 0]])
     check_held(curve, lines={"line 1": [[0, 4], [recorder.snapshots[0].accuracy, 0.75]]})
-    axes = animation.principal_axes(routing)
     dots: Any = plane.collections[0]
     n = routing.votes.shape[1]
-    points, mass = routing.votes[0, :, label] @ axes, routing.weights[2, 0, :, label]
+    points, mass = routing.votes[0, :, label] @ animation.principal_axes(routing), routing.weights[2, 0, :, label]
     np.testing.assert_allclose(dots.get_offsets()[-n:], points, rtol=1e-5)
     np.testing.assert_allclose(dots.get_sizes()[-n:], animation.MASS_AREA * mass, rtol=1e-5)
     ring: Any = plane.patches[0]

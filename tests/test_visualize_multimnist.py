@@ -58,18 +58,6 @@ def test_predictions_agree_with_the_evaluation(run: figures.Run, seen: figures.P
     assert not (figures.absent(seen, np.arange(60))[:, None] == np.hstack([seen.batch.labels, seen.answers])).any()
 
 
-def test_what_is_shown_is_varied() -> None:
-    """The last one's digits were shown once each; those of (0, 5) were too, in all, but the 0 twice."""
-    labels = np.array([[0, 1], [0, 2], [2, 3], [0, 4], [0, 5], [1, 3]])
-    assert figures.varied(labels, np.arange(6), 4).tolist() == [0, 2, 3, 5]
-
-
-def test_right_answers_stand_where_their_labels_stand() -> None:
-    answers = np.array([[1, 2], [2, 1], [3, 1], [2, 3], [1, 3], [4, 3]])
-    expected = [[1, 2], [1, 2], [1, 3], [3, 2], [1, 3], [4, 3]]
-    assert figures.in_order_of_labels(np.tile([1, 2], (6, 1)), answers).tolist() == expected
-
-
 def test_digits_are_drawn_from_their_own_capsules(run: figures.Run, seen: figures.Predictions) -> None:
     chosen = figures.varied(seen.batch.labels, np.arange(60), 8)
     labels, sources, params = seen.batch.labels[chosen], seen.batch.sources[chosen], run.states["capsnet"].params
@@ -99,7 +87,6 @@ def test_overlays_say_from_which_capsules_they_are_drawn(run: figures.Run, seen:
     expected = np.stack([both, figures.in_two_colours(seen.batch.sources[k])])
     np.testing.assert_allclose(cells(wrong, 3, 6, (3, 3))[1:, 1], expected, atol=GREYS)
     assert all(said.startswith("* ") and said[2:5] == true[:3] and said[6:] != true[4:] for true, said in names[16:])
-    assert len(names) == 20
     few = seen._replace(hits=np.where(np.arange(60) < 15, seen.hits, 0))  # five are right
     drawn(lambda: figures.draw_overlay(run._replace(tested=few)))
 
@@ -115,19 +102,7 @@ def test_lengths_and_outcomes_are_bars(run: figures.Run, seen: figures.Predictio
         assert held(text)["texts"] == [f"true: {true}\n{'✓' if seen.hits[k] == 2 else '✗'} {said}"]
     check_held(outcomes, bars=[[0.5] * 3, [0.375] * 3, [0.125] * 3])
     assert [str(bars.get_label()) for bars in outcomes.containers] == ["both right", "one right", "none"]
-    patches: Any = outcomes.patches
-    assert [bar.get_y() for bar in patches] == pytest.approx([0] * 3 + [0.5] * 3 + [0.875] * 3)
     assert held(outcomes)["texts"] == ["50 %"] * 3 + ["38 %"] * 3 + ["12 %"] * 3
-
-
-def test_epochs_are_counted_from_one(run: figures.Run) -> None:
-    fig = drawn(lambda: figures.draw_training_curves(run))
-    loss, error, accuracy = fig.axes
-    check_held(loss, lines={"CapsNet": [[1, 2, 3], [0.5, 0.3, 0.2]]}, levels=[])
-    check_held(error, lines={"CapsNet": [[1, 2, 3], [0.09, 0.07, 0.06]]}, levels=[])
-    names = ["CapsNet", "CNN without pooling", "CNN with pooling"]
-    check_held(accuracy, lines={name: [[1, 2, 3], [0.25, 0.75, 0.5]] for name in names}, levels=[1 / 45])
-    assert legend_of(fig) == names
 
 
 LENGTHS = Path("lengths.json")

@@ -90,81 +90,59 @@ def test_a_range_of_azimuths_may_pass_the_north() -> None:
     assert figures.degrees((-90, 70), circular=False) == "-90–70°"
 
 
-def test_accuracy_by_azimuth_is_the_accuracy_there(run: figures.Run) -> None:
-    run = run._replace(config=dataclasses.replace(
-        run.config, test_elevations=(80.0, 85.0), test_azimuths=run.config.train_azimuths))
-    angles, accuracy = figures.accuracy_by_azimuth(run)
-    assert angles.tolist() == list(range(0, 360, 10))
-    elevations = experiment.evenly_spaced(run.config.train_elevations, 5)
-    rng = figures.generator(run.config.seed, figures.Stream.EVALUATION, figures.AZIMUTH_KEY)
-    split = experiment.voxel_views(run.config, angles, elevations, 1, rng)
-    part = experiment.Split(*(array[split.azimuths == 250] for array in split))
-    for name, model in experiment.make_models(run.config).items():
-        scores = experiment.predict_scores(model, run.states[name].params, part.images)
-        assert accuracy[name][25] == pytest.approx(experiment.fraction_right(scores, part.labels))
+NORB = Config(dataset="smallnorb", data_dir=Path("x"))
+NOTHING = experiment.Split(*np.zeros((5, 0)))
 
 
 def test_accuracy_by_azimuth_is_of_the_test_images_there(run: figures.Run, monkeypatch: Patch) -> None:
     """Of which there may be more at one azimuth than at another."""
     labels, zeros = np.arange(5), np.zeros(5)
     split = experiment.Split(zeros, labels, np.array([0.0, 0, 20, 20, 20]), zeros, labels)
-    nothing = experiment.Split(*(part[:0] for part in split))
     monkeypatch.setattr(experiment, "predict_scores", lambda *_: np.eye(5)[[0, 0, 2, 3, 3]])
-    config = Config(dataset="smallnorb", data_dir=Path("x"))
-    of_files = run._replace(config=config, data=experiment.Data(nothing, split, nothing))
+    of_files = run._replace(config=NORB, data=experiment.Data(NOTHING, split, NOTHING))
     angles, accuracy = figures.accuracy_by_azimuth(of_files)
     assert angles.tolist() == [0, 20]
     assert {name: values.tolist() for name, values in accuracy.items()} == {name: [1 / 2, 2 / 3] for name in run.states}
 
 
-def norb_views(grey: float, azimuths: list[float], elevations: list[float]) -> experiment.Split:
-    """Every class at each azimuth and elevation; a picture's grey says the set, class, azimuth and elevation."""
-    labels, a, e = (part.ravel() for part in np.meshgrid(np.arange(5), azimuths, elevations, indexing="ij"))
-    level = grey + 0.01 * labels + 0.0001 * a + 0.00001 * e
-    images = np.ones((len(labels), 2, 2, 2)) * level[:, None, None, None]
-    return experiment.Split(images.astype(np.float32), labels, a, e, np.zeros_like(labels))
-
-
 @pytest.mark.parametrize("angle", ["azimuth", "elevation"])
 def test_views_are_test_images_at_the_angles_that_are_named(angle: str) -> None:
-    config = Config(dataset="smallnorb", data_dir=Path("x"))
-    azimuths, elevations = [300.0, 340, 20], [30.0, 50, 70]
-    data = experiment.Data(*(norb_views(grey, azimuths, elevations) for grey in (0.7, 0.1, 0.4)))
-    data = data._replace(held_out=norb_views(0.4, [60.0, 80, 100], elevations))
-    run = figures.Run(config, data, {})
-    fig = drawn(lambda: figures.draw_views(run, angle, 3, ""))
-    for ax, grey, own in zip(fig.axes, (0.1, 0.4), (azimuths, [60.0, 80, 100]), strict=True):
-        assert ax.get_title("left").startswith("trained on" if own == azimuths else "held out")
-        shown = own if angle == "azimuth" else elevations
+    """A picture's grey says the set, class, azimuth and elevation."""
+    classes, trained, new, elevations = np.arange(5), [300.0, 340, 20], [60.0, 80, 100], [30.0, 50, 70]
+
+    def level(grey: float, label: Any, azimuth: Any, elevation: Any) -> Any:
+        return np.float32(grey + 0.01 * label + 0.0001 * azimuth + 0.00001 * elevation)
+
+    def views(grey: float, azimuths: list[float]) -> experiment.Split:
+        labels, a, e = (part.ravel() for part in np.meshgrid(classes, azimuths, elevations, indexing="ij"))
+        images = np.ones((1, 2, 2, 2)) * level(grey, labels, a, e)[:, None, None, None]
+        return experiment.Split(images, labels, a, e, np.zeros_like(labels))
+
+    run = figures.Run(NORB, experiment.Data(views(0.7, trained), views(0.1, trained), views(0.4, new)), {})
+    axes = drawn(lambda: figures.draw_views(run, angle, 3, "")).axes
+    for ax, says, grey, own in zip(axes, ("trained on", "held out"), (0.1, 0.4), (trained, new), strict=True):
+        assert ax.get_title("left").startswith(says)
+        shown: Any = np.array(own if angle == "azimuth" else elevations)
         assert held(ax)["ticks"][0] == [f"{a:g}°" for a in shown]
-        grid = cells(ax, 5, 3)[..., 0, 0, 0]
-        labels = np.arange(5)[:, None]
-        level = grey + 0.01 * labels + (0.0001 * np.array(own) + 0.00001 * 50 if angle == "azimuth"
-                                        else 0.0001 * own[1] + 0.00001 * np.array(elevations))
-        np.testing.assert_allclose(grid, level, atol=0.5 / 63 + 1e-6)
+        at = (shown, 50) if angle == "azimuth" else (own[1], shown)
+        expected = level(grey, classes[:, None], *at)
+        np.testing.assert_allclose(cells(ax, 5, 3)[..., 0, 0, 0], expected, atol=0.5 / 63 + 1e-6)
 
 
 def test_the_same_object_in_the_same_lighting_turns() -> None:
     """Of five classes, two objects in two lightings at four azimuths each, in any order; one view is missing."""
-    rng = np.random.default_rng(0)
-    labels, azimuths, objects = (part.ravel() for part in np.meshgrid(np.arange(5), 90.0 * np.arange(4), [0, 1, 6, 7]))
-    here = rng.permutation(np.flatnonzero((labels != 2) | (azimuths != 180) | (objects != 0)))
-    angles = azimuths[here], np.full(len(here), 30.0)
-    images = np.zeros((len(here), 1, 1, 2), np.float32)
-    split = experiment.Split(images, labels[here], *angles, objects[here])
-    nothing = experiment.Split(*(part[:0] for part in split))
     turned = np.array([0.0, 90, 180, 270])
-    found = figures.pick_views(
-        Config(dataset="smallnorb", data_dir=Path("x")), experiment.Data(split, nothing, split), (turned - 1) % 360,
-        np.full(4, 30.0),
-    )
+    labels, azimuths, objects = (part.ravel() for part in np.meshgrid(np.arange(5), turned, [0, 1, 6, 7]))
+    here = np.random.default_rng(0).permutation(np.flatnonzero((labels != 2) | (azimuths != 180) | (objects != 0)))
+    split = experiment.Split(np.zeros((79, 1, 1, 2)), labels[here], azimuths[here], np.full(79, 30.0), objects[here])
+    data = experiment.Data(NOTHING, split, experiment.Split(*(part[:0] for part in split)))
+    found = figures.pick_views(NORB, data, (turned - 1) % 360, np.full(4, 30.0))
     assert found.labels.tolist() == np.repeat(np.arange(5), 4).tolist()
     assert found.azimuths.tolist() == np.tile(turned, 5).tolist()
     assert found.objects.tolist() == [0] * 10 + [1] + [0] * 9
 
 
-def test_an_animation_of_trainings_of_two_lengths(tmp_path: Path) -> None:
-    """A network with fewer epochs stays as it was after its last one."""
+def test_a_network_with_fewer_epochs_stays_as_it_was_after_its_last_one(tmp_path: Path) -> None:
     out, flags = tmp_path / "a.gif", ["--n-epochs=2", "--cnn-epochs=1", *SIZES]
     assert animation.main([*flags, "--snapshots=5", "--sweep-frames=2", "--quiet", f"--out={out}"]) == 0
     assert len(imageio.imread(out, extension=".gif")) == 2 * 2  # after each epoch, of which there are two
@@ -172,8 +150,7 @@ def test_an_animation_of_trainings_of_two_lengths(tmp_path: Path) -> None:
     data = animation.smallnorb.make_data(config)
     recorder = animation.Recorder(config, data, animation.make_sweep(config, data, 2), [1, 2])
     animation.smallnorb.train_all(config, data, names=animation.SHOWN, callback=recorder)
-    first, second = (recorder.bars["cnn_matched", epoch] for epoch in (1, 2))
-    np.testing.assert_array_equal(first, second)
+    np.testing.assert_array_equal(recorder.bars["cnn_matched", 1], recorder.bars["cnn_matched", 2])
     assert np.abs(recorder.bars["capsules", 1] - recorder.bars["capsules", 2]).max() > 0
     assert animation.longest(config) == animation.longest(animation.Config(n_epochs=1, cnn_epochs=2)) == 2
 

@@ -89,10 +89,6 @@ def test_all_pictures_are_drawn_and_the_same_every_time(tmp_path: Path, monkeypa
     check_unchanged(pictures, [*argv, "--figures", ",".join(pictures.DRAWN)], tmp_path / pictures.NAME, capsys)
 
 
-def test_points_rotate_to_the_left() -> None:
-    np.testing.assert_allclose(pictures.rotated(np.array([2.0, 0.0]), 30), [np.sqrt(3), 1])
-
-
 def test_the_parts_of_a_face_vote_for_one_place() -> None:
     for ax, is_face in zip(drawn(pictures.draw_parts_and_wholes).axes, (True, True, False), strict=True):
         votes = [line.get_xydata() for line in ax.lines if line.get_marker() == "+"]
@@ -117,15 +113,14 @@ def test_drawn_votes_move_to_the_parent_on_which_they_agree() -> None:
     mean = by_parent.mean(axis=3)
     np.testing.assert_allclose(mean[0], 0.5)
     assert (np.diff(mean[:, [0, 1], [0, 1]], axis=0) > 0).all(), "more and more from those that agree"
-    assert mean[2].diagonal().min() > 0.75
     np.testing.assert_allclose(mean[2, 0], [0.80, 0.10], atol=0.005)  # as the page says
 
 
 def test_em_routing_is_that_of_the_four_votes() -> None:
     axes = drawn(pictures.draw_em_routing).axes
-    ones, start = np.ones(4), np.full((4, 2), 0.5)
-    _, _, steps = reference().em_routing(pictures.EM_EXAMPLE, ones, np.full(2, -4.0), np.zeros(2), [1.0] * 3, 0.05)
-    np.testing.assert_array_equal(steps[0][0], start)
+    _, _, steps = reference().em_routing(
+        pictures.EM_EXAMPLE, np.ones(4), np.full(2, -4.0), np.zeros(2), [1.0] * 3, 0.05
+    )
     for plane, table, (r, mu, sigma_sq, _) in zip(axes[:3], axes[3:], steps, strict=True):
         dots: Any = plane.collections
         np.testing.assert_allclose([of_parent.get_sizes() for of_parent in dots], 10 + 170 * r.T)
@@ -145,7 +140,6 @@ def test_what_the_trained_network_does_is_shown_as_it_is() -> None:
         share = c[:, 3].reshape(25, 4).mean(axis=1)
         colours = np.asarray(ax.collections[0].get_facecolor(), float)
         assert ((colours[:, 2] > colours[:, 0]) == (share > 0.1)).all(), "blue above 1/10, red below"
-        assert held(ax)["texts"] == []
     margin_loss, _ = drawn(lambda: pictures.draw_losses(TRAINED)).axes
     points = np.squeeze([at for at in held(margin_loss)["lines"].values() if len(at[0]) == 1])
     expected = 0.5 * np.maximum(0, TRAINED.v - 0.1) ** 2

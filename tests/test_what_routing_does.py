@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import multimnist_capsnet as base
-from fast.workers import Workers
+from fast.workers import SERIAL, Workers
 from figure_checks import check_held, drawn, move_to
 from helpers import Array, Capture, Patch, config_of, digits_folder, failure, states_of
 from more import conv_matrix_capsules as conv, visualize_what_routing_does as figures, what_routing_does as m
@@ -58,7 +58,7 @@ def test_the_study_of_the_routing_by_hand(monkeypatch: Patch) -> None:
 
 
 def test_without_a_bias_a_pose_and_its_negative_are_one(tmp_path: Path, monkeypatch: Patch) -> None:
-    """The negatives are those of the same poses, and every seed draws its own. In float64."""
+    """The negatives are those of the same poses. In float64."""
     votes_forward, sizes, last = m.smallnorb.votes_forward, list[int](), dict[str, Array]()
 
     def spy(pose: Array, w: Array) -> Any:
@@ -71,14 +71,11 @@ def test_without_a_bias_a_pose_and_its_negative_are_one(tmp_path: Path, monkeypa
     monkeypatch.setattr(m.smallnorb, "Config", functools.partial(m.smallnorb.Config, dtype="float64"))
     assert m.main(["--study", "signs", "--seed", "3", f"--out-json={tmp_path / 'out.json'}"]) == 0
     assert sizes == 2 * [*[2 * 16] * 300, 2 * 500]  # of training and test
-    result = json.loads((tmp_path / "out.json").read_text())
-    metrics = result["models"]["capsules"]
+    metrics = json.loads((tmp_path / "out.json").read_text())["models"]["capsules"]
     assert metrics["sign_accuracy"] == 0.5
     assert metrics["biased_sign_accuracy"] > 0.95
     assert metrics["n_params"] == 8 * 2 * 16 + 2 * (1 + 1)  # without the bias
     check("signs", [metrics, last])
-    monkeypatch.setattr(m, "sign_accuracy", lambda config, rng, biased: (rng.random(), 0))
-    assert m.sign_study(0) != m.sign_study(1)
 
 
 def small(monkeypatch: Patch) -> None:
@@ -91,7 +88,7 @@ def small(monkeypatch: Patch) -> None:
             few = {"n_train_views": 2, "n_test_views": 2, "n_elev": 1, "n_per_combo": 1, "sizes": (3, 2, 2, 2)}
             return dataclasses.replace(found, dtype="float64", batch_size=4, **few)
         sizes = {"conv_channels": 2, "primary_types": 1, "decoder": (16, 16), "n_train": 64, "n_test": 30}
-        own = {"n_val": 16, "match_accuracy": None} if config.study == "affnist" else {}
+        own = {"n_val": 16, "match_accuracy": None, "check_every": 500} if config.study == "affnist" else {}
         return dataclasses.replace(found, dtype="float64", batch_size=16, **sizes, **own)
 
     monkeypatch.setattr(m, "network_config", smaller)
@@ -135,37 +132,32 @@ def test_a_study_from_the_command_line(words: str, monkeypatch: Patch, tmp_path:
     assert {k: v for k, v in metrics.items() if k != "train_seconds"}.items() <= other["models"][name].items()
 
 
-@pytest.mark.parametrize("study", ["composites", "affnist"])
-def test_a_run_is_not_resumed_on_other_digits(study: str, tmp_path: Path, monkeypatch: Patch, capsys: Capture) -> None:
+def test_a_run_is_not_resumed_on_other_digits(tmp_path: Path, monkeypatch: Patch, capsys: Capture) -> None:
     """It trains on strokes, where there is no MNIST, which is there when the run is to go on."""
     small(monkeypatch)
-    files, argv = base.load_mnist(digits_folder()), [f"--study={study}", "--n-epochs=1", "--quiet"]
+    files, argv = base.load_mnist(digits_folder()), ["--study=composites", "--n-epochs=1", "--quiet"]
+    argv.append(f"--checkpoint={tmp_path / 'c'}")
     monkeypatch.setattr(base, "STROKE_COUNTS", (90, 60))
     monkeypatch.setattr(base, "load_mnist", Mock(side_effect=base.UnavailableError("there is no network")))
-    assert m.main([*argv, f"--checkpoint={tmp_path / 'c'}"]) == 0
+    assert m.main(argv) == 0
     capsys.readouterr()
     monkeypatch.setattr(base, "load_mnist", Mock(return_value=files))
-    line = failure(m, [*argv, f"--checkpoint={tmp_path / 'c'}", "--resume"], capsys)
-    assert line.endswith("was made with other dataset: strokes, not mnist\n")
+    assert failure(m, [*argv, "--resume"], capsys).endswith("was made with other dataset: strokes, not mnist\n")
 
 
 @pytest.mark.parametrize("study", ["shapes", "composites", "affnist"])
-def test_a_study_in_its_plain_form_is_the_fast_one(study: str, monkeypatch: Patch) -> None:
+def test_a_study_in_its_plain_form_is_the_fast_one_with_the_settings_of_the_run(
+    study: str, monkeypatch: Patch
+) -> None:
     small(monkeypatch)
-    config = m.Config(study=study, data_dir=None if study == "shapes" else digits_folder(), n_epochs=1)
-    losses = []
+    own: dict[str, Any] = {"seed": 7, "n_epochs": 1, "lr": 0.002}
+    folder, losses = None if study == "shapes" else digits_folder(), []
     for plain in (False, True):
-        chosen = dataclasses.replace(config, plain=plain)
-        (history,) = m.run(chosen)[0]["history"].values()
+        config = m.Config(study=study, data_dir=folder, plain=plain, **own)
+        assert vars(m.network_config(config)).items() >= (own | {"plain": plain}).items()
+        (history,) = m.run(config)[0]["history"].values()
         losses.append(history["train_loss"])
     assert losses[1] == pytest.approx(losses[0], rel=1e-9)
-
-
-@pytest.mark.parametrize("study", m.SCRIPTS)
-def test_the_base_script_gets_the_settings_of_the_run(study: str) -> None:
-    own: dict[str, Any] = {"seed": 7, "n_epochs": 3, "lr": 0.002, "plain": True}
-    network = m.network_config(m.Config(study=study, **own))
-    assert {name: getattr(network, name) for name in own} == own
 
 
 def test_the_published_code_divides_primary_capsules_alone() -> None:
@@ -182,8 +174,7 @@ def test_without_a_variant_the_network_is_that_of_the_base_script(monkeypatch: P
     assert (network.dataset, network.standardize, network.loss) == ("shapes", "image", "spread")
     data = conv.make_data(network)
     state = states_of(conv.make_models(network), network)["capsules"]
-    with Workers(1) as workers:
-        conv.train(conv.make_capsules(network), network, data, state, workers, lambda *_: None)
+    conv.train(conv.make_capsules(network), network, data, state, SERIAL, lambda *_: None)
     assert history == state.history
 
 
@@ -192,15 +183,13 @@ def test_the_affnist_study_counts_right_answers(shift: int, monkeypatch: Patch) 
     """Of the variant that was trained: one that knows the labels, and one that is always wrong."""
     small(monkeypatch)
     config = m.Config(study="affnist", assignments="even", data_dir=digits_folder())
-    data = m.make_data(config)
 
     def assess(params: Any, batch: base.Batch) -> tuple[Array, float]:
         return np.eye(10)[(batch.labels[:, 0] + shift) % 10], 0.0
 
     knowing = {name: model._replace(assess=assess) for name, model in m.make_models(config).items()}
     monkeypatch.setattr(m, "make_models", {config: knowing}.__getitem__)
-    with Workers(1) as workers:
-        found = m.affnist_study(config, {}, data, workers)
+    found = m.affnist_study(config, {}, m.make_data(config), SERIAL)
     names = ("upright", "rotated_15", "rotated_35", "affnist")
     assert found == {f"{name}_accuracy": 1.0 - shift for name in names}
 
@@ -208,11 +197,10 @@ def test_the_affnist_study_counts_right_answers(shift: int, monkeypatch: Patch) 
 def test_the_curves_are_of_the_median_seed_and_of_each_part(tmp_path: Path, monkeypatch: Patch) -> None:
     move_to(tmp_path, monkeypatch)
     runs = [{"seed": s, "models": {"capsules": {"held_out_accuracy": a}}} for s, a in ((7, 0.9), (8, 0.5), (9, 0.6))]
-    path = tmp_path / figures.RESULTS.with_name("assignments.json")
+    path, trained = tmp_path / figures.RESULTS.with_name("assignments.json"), list[Any]()
     path.parent.mkdir(parents=True)
     part = {"dataset": "shapes", "config": {}, "settings": {"default": {"runs": runs}}}
     path.write_text(json.dumps({"parts": {"routed": part}}))
-    trained = list[Any]()
 
     def train_all(config: m.Config, data: Any, options: Any) -> dict[str, TrainState]:
         assert (len(data.train.labels) > 0, options.threads, options.quiet) == (True, 3, True)
@@ -223,7 +211,8 @@ def test_the_curves_are_of_the_median_seed_and_of_each_part(tmp_path: Path, monk
         return {"capsules": state}
 
     monkeypatch.setattr(m, "train_all", train_all)
-    fig = drawn(lambda: figures.draw_training_curves((figures.Config(), figures.Options(threads=3, quiet=True))))
+    options = figures.Options(threads=3, quiet=True)
+    fig = drawn(lambda: figures.draw_training_curves((figures.Config(), options)))
     parts = [("routed", "paper", "none"), ("even", "paper", "none"), ("routed", "cross-entropy", "none"),
              ("routed", "paper", "learned")]
     assert trained == [(9, m.Config().n_epochs, *part) for part in parts]
@@ -231,8 +220,7 @@ def test_the_curves_are_of_the_median_seed_and_of_each_part(tmp_path: Path, monk
     check_held(fig.axes[0], lines={label: [[1, 2], [1, 0.2 * k]] for k, label in enumerate(labels, 1)})
     for ax in fig.axes[1:]:
         check_held(ax, lines={label: [[1, 2], [0.5, 0.1 * k]] for k, label in enumerate(labels, 1)}, levels=[0.2])
-    figures.draw_training_curves((figures.Config(seed=4, n_epochs=1), figures.Options(threads=3, quiet=True)))
-    assert {(seed, n_epochs) for seed, n_epochs, *_ in trained[4:]} == {(4, 1)}
-    for n_epochs, says in ((m.Config().n_epochs, True), (1, False)):  # the reported runs have no other length
-        fig = figures.draw_training_curves((figures.Config(n_epochs=n_epochs), figures.Options(threads=3, quiet=True)))
+    for chosen, says in ((figures.Config(), True), (figures.Config(seed=4, n_epochs=1), False)):  # none was reported
+        fig = figures.draw_training_curves((chosen, options))
         assert any("seed 9, the median of 3" in text.get_text() for text in fig.texts) == says
+    assert {(seed, n_epochs) for seed, n_epochs, *_ in trained[8:]} == {(4, 1)}
