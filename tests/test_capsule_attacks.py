@@ -31,11 +31,6 @@ SMALL = ["--n-train", "24", "--batch-size", "8", "--sizes", "5,2,3,2", "--n-epoc
 EPSILONS, SHORT = (0.02, 0.04, 0.6), attacks.Effort(first_steps=5, most_steps=40, queries=40)
 
 
-def attack_config(*flags: str) -> m.Config:
-    config: m.Config = config_of(m, [*SMALL, *flags])
-    return config
-
-
 # --- Gradients and losses ---------------------------------------------------------------------------------------------
 
 
@@ -86,21 +81,6 @@ def test_images_are_attacked_before_they_are_standardized_and_were_not_trained_o
     assert (images.min() >= 0) & (images.max() <= 1)
     assert [tested[image.tobytes()] for image in images.astype(np.float32)] == labels.tolist()
     assert not trained.keys() & {image.tobytes() for image in images.astype(np.float32)}
-
-
-def test_the_dense_networks_are_those_of_their_own_script() -> None:
-    config = m.Config(network="dense", n_epochs=2, weight_decay=1, seed=3)
-    own = views.Config(dataset="shapes", n_epochs=2, weight_decay=1, cnn_lr=1.25e-4, seed=3)
-    assert m.dense_config(config) == own
-    assert m.Config(network="dense") == config_of(m, ["--network", "dense"])
-    assert m.DENSE.items() <= vars(m.Config(network="dense")).items()
-    given = m.Config(network="dense", lr=0.1, cnn_epochs=3)
-    assert (given.lr, given.cnn_lr, given.n_epochs, given.cnn_epochs, given.cnn_weight_decay) == (0.1, 0.1, 80, 3, 3)
-    states = m.train_all(config, m.make_data(config))
-    expected = views.train_all(own, views.make_data(own), names=("capsules",))["capsules"]
-    assert states["capsules"].history == expected.history
-    assert states["cnn"].step == states["capsules"].step == 2 * 15
-    assert sum(p.size for p in states["cnn"].params.values()) == 558_293
 
 
 def check_losses() -> None:
@@ -197,20 +177,6 @@ def test_steps_by_hand() -> None:
     np.testing.assert_allclose(best, [0.6, third])
     np.testing.assert_allclose(path[:, 1], [0.5, 0.4, 0.4 + 0.75 * 0.2 - 0.25 * 0.1, third])
     np.testing.assert_allclose(path[1:, 0], 0.6)
-
-
-def test_a_start_that_misleads_is_kept() -> None:
-    """The loss falls where the image is misled: without this rule the steps would lead back."""
-
-    def gradient(x: Array, labels: Array, loss: attacks.Loss) -> tuple[Array, Array, Array]:
-        first = x.reshape(len(x), -1)[:, 0]
-        return np.stack([0.55 - first, first - 0.55], axis=1), -first, -np.ones_like(x)
-
-    images, network = np.full((1, 1, 2, 1), 0.5), attacks.Attacked(lambda x: x, gradient, {})
-    found = [attacks.iterated(network, images, np.zeros(1, np.intp), attacks.margin_loss, 0.1, 3, (0.0, 1.0),
-                              np.full((1, 1, 2, 1), 0.58), stop) for stop in (True, False)]
-    np.testing.assert_array_equal(found[0], 0.58)
-    np.testing.assert_array_less(found[1], 0.5)
 
 
 def test_steps_are_halved_until_they_reach_what_no_step_of_the_first_size_would() -> None:
@@ -335,97 +301,68 @@ def test_no_pixel_leaves_its_box(name: str) -> None:
         assert x.dtype == np.float32
 
 
-@each_network
-def test_stopping_early_changes_no_answer(name: str) -> None:
-    it = trained(name, "float64")
-    early, late = (it.attacked("_margin", 0.1, 15, stop=stop) for stop in (True, False))
-    answers = attacks.misled(it.network, early, it.labels)
-    np.testing.assert_array_equal(answers, attacks.misled(it.network, late, it.labels))
-    assert answers.any()
-    assert np.abs(early - late)[answers].max() > 0.01
+def of_pixels(
+    scores: Callable[[Array], list[Array]], told: Callable[[Array], Array] | None = None,
+    slope: Callable[[Array], Array] = np.zeros_like,
+) -> attacks.Attacked:
+    """A network of single pixels, with the score of each class; and what an attacker learns: the loss that he asks
+    for, or another one, and its gradient."""
 
+    def of_classes(x: Array) -> Array:
+        return np.stack(scores(x.ravel()), axis=1)
 
-def test_the_search_changes_squares() -> None:
-    """Of a width that is their height, or less where a part of them is as it was."""
-    tried = list[Array]()
-    network: Any = SimpleNamespace(scores=lambda x: tried.append(x), losses={
-        attacks.MARGIN: lambda scores, labels: (np.zeros(1), None)})  # none is better
-    rng = np.random.default_rng(0)
-    attacks.squares(network, np.full((1, 10, 12, 2), 0.5), np.zeros(1, int), 0.1, 300, (0.0, 1.0), rng)
-    start, *others = (x[0, ..., 0] for x in tried)
-    sizes = [np.ptp(np.nonzero(x != start), axis=1) + 1 for x in others if (x != start).any()]
-    assert np.ptp(np.nonzero(np.any([x != start for x in others], axis=0)), axis=1).tolist() == [9, 11]  # edge to edge
-    assert all(width <= height for height, width in sizes)
-    assert len({int(height) for height, width in sizes if width == height}) > 2
-    opposite = [(x[0, ..., 0] != x[0, ..., 1])[(x != tried[0]).any(axis=-1)[0]].any() for x in tried[1:]]
-    assert set(map(bool, opposite)) == {False, True}  # each image of a stereo pair has its own direction
+    def gradient(x: Array, labels: Array, loss: attacks.Loss) -> tuple[Array, Array, Array]:
+        values = told(x.ravel()) if told else loss(of_classes(x), labels)[0]
+        return of_classes(x), values, slope(x)
 
-
-def test_starts_are_drawn_from_the_seed(monkeypatch: Patch) -> None:
-    it, effort = trained("cnn"), attacks.Effort(first_steps=2, most_steps=4, queries=1, tolerance=-1)
-    monkeypatch.setattr(attacks, "iterated", iterated := Mock(wraps=attacks.iterated))
-    starts = list[Any]()
-    for seed in (7, 7, 8):
-        iterated.reset_mock()
-        attacks.attack(it.network, {}, it.images, it.labels, (0.02,), m.PIXELS, np.random.default_rng(seed), effort)
-        starts.append([call.args[7] for call in iterated.call_args_list])
-    drawn = [[start for start in those if start is not None] for those in starts]
-    # two losses: one step, two steps, four from two starts; and two steps towards each of five classes
-    assert [len(those) for those in starts] == [8 + 5] * 3
-    assert [len(those) for those in drawn] == [4] * 3
-    for one, same, other in zip(*drawn, strict=True):
-        np.testing.assert_array_equal(one, same)
-        assert one.shape != other.shape or np.abs(one - other).max() > 0.01
-        assert np.abs(one.mean() - it.images.mean()) < 0.1
-
-
-def beyond(edge: float, gradient: Any = None) -> attacks.Attacked:
-    """A network of single pixels that errs on those above ``edge``, and has no gradient unless one is given."""
-
-    def scores(x: Array) -> Array:
-        return np.concatenate([edge - x[:, 0, 0], 0 * x[:, 0, 0]], axis=1)
-
-    def flat(x: Array, labels: Array, loss: attacks.Loss) -> tuple[Array, Array, Array]:
-        return scores(x), loss(scores(x), labels)[0], np.zeros_like(x)
-
-    return attacks.Attacked(scores, gradient or flat, {attacks.MARGIN: attacks.margin_loss})
+    return attacks.Attacked(of_classes, gradient, {attacks.MARGIN: attacks.margin_loss})
 
 
 def right_under_attack(
-    network: attacks.Attacked, pixel: float, epsilon: float = 0.1, n: int = 2, first_steps: int = 20,
-    most_steps: int = 20, **others: attacks.Attacked,
+    network: attacks.Attacked, pixel: float, epsilon: float = 0.1, n: int = 2, steps: tuple[int, int] = (20, 20),
+    **others: attacks.Attacked,
 ) -> dict[str, Array]:
     """Which of ``n`` images of one pixel stay right, by attack; without the search."""
     images, labels, rng = np.full((n, 1, 1, 1), pixel), np.zeros(n, np.intp), np.random.default_rng(0)
-    effort = attacks.Effort(first_steps=first_steps, most_steps=most_steps, queries=0)
+    effort = attacks.Effort(*steps, queries=0)
     return attacks.attack(network, others, images, labels, (epsilon,), m.PIXELS, rng, effort).right
 
 
 def test_the_vote_attacks_from_random_starts_too() -> None:
     """A network without gradients errs at the upper end of the box. The other network leads away from the middle: from
     the image, which lies below it, down, and from half of the starts up. As any other, it attacks from the image."""
-
-    def outward(x: Array, labels: Array, loss: attacks.Loss) -> tuple[Array, Array, Array]:
-        return beyond(0.59).scores(x), np.abs(x - 0.5).ravel(), x - 0.5
-
+    network = of_pixels(lambda x: [0.59 - x, 0 * x])
+    outward = of_pixels(lambda x: [0.59 - x, 0 * x], lambda x: np.abs(x - 0.5), lambda x: x - 0.5)
     left = {}
     for name in (attacks.VOTE, "from_cnn"):
-        others: dict[str, Any] = {name: beyond(0.59, outward)}
-        right = right_under_attack(beyond(0.59), 0.499, n=40, first_steps=4, most_steps=16, **others)
+        others: dict[str, Any] = {name: outward}
+        right = right_under_attack(network, 0.499, n=40, steps=(4, 16), **others)
         assert right[name].all()
         left[name] = right["gradients"].mean()
     assert left[attacks.VOTE] < 0.1 < 0.5 < left["from_cnn"]
+
+
+def test_an_image_that_is_misled_stays_misled() -> None:
+    """The loss falls where a start misleads, so that the steps would lead back; and it goes on to rise where an image
+    is misled on the way, so that twenty steps do no less than one."""
+    falling = of_pixels(lambda x: [0.55 - x, x - 0.55], lambda x: -x, lambda x: -np.ones_like(x))
+    images = np.full((1, 1, 1, 1), 0.5)
+    kept, left = (attacks.iterated(falling, images, np.zeros(1, np.intp), attacks.margin_loss, 0.1, 3, m.PIXELS,
+                                   images + 0.08, stop) for stop in (True, False))
+    assert kept == 0.58
+    assert left < 0.5
+    rising = of_pixels(lambda x: [0 * x + 0.35, x], lambda x: 1 - x, lambda x: np.where(x < 0.3, 1.0, -1.0))
+    right = right_under_attack(rising, 0.2, epsilon=0.2)
+    for kind in ("fgsm", "iterated"):
+        assert not right[kind + attacks.MARGIN].any(), kind
 
 
 def test_an_attack_along_another_network_goes_on_where_that_one_errs() -> None:
     """The other network errs everywhere. Its first gradient leads down, all later ones up, to where the attacked one
     errs."""
     ways = itertools.chain([-1.0], itertools.repeat(1.0))
-
-    def down_and_up(x: Array, labels: Array, loss: attacks.Loss) -> tuple[Array, Array, Array]:
-        return np.tile([0.0, 1.0], (len(x), 1)), x.ravel(), np.full_like(x, next(ways))
-
-    right = right_under_attack(beyond(0.55), 0.5, from_cnn=beyond(0.55, down_and_up))
+    down_and_up = of_pixels(lambda x: [0 * x, 1 + x], lambda x: x, lambda x: np.full_like(x, next(ways)))
+    right = right_under_attack(of_pixels(lambda x: [0.55 - x, 0 * x]), 0.5, from_cnn=down_and_up)
     assert right["iterated" + attacks.MARGIN].all()
     assert not right["from_cnn"].any()
 
@@ -435,36 +372,19 @@ def test_the_attacks_towards_each_class_reach_what_the_greatest_wrong_score_lead
     in the other direction."""
     slopes = np.array([[0.0], [-0.9], [6.0]])
 
-    def scores(x: Array) -> Array:
-        return x.reshape(-1, 1) @ slopes.T + [0, 0.35, -3.5]
+    def forward(x: Array) -> tuple[Array, Any]:
+        return x.reshape(-1, 1) @ slopes.T + [0, 0.35, -3.5], x.shape
 
-    def gradient(x: Array, labels: Array, loss: attacks.Loss) -> tuple[Array, Array, Array]:
-        values, dscores = loss(scores(x), labels)
-        return scores(x), values, (dscores @ slopes).reshape(x.shape)
-
-    right = right_under_attack(attacks.Attacked(scores, gradient, {attacks.MARGIN: attacks.margin_loss}), 0.5)
+    network = attacks.network_of(forward, lambda dscores, shape: (dscores @ slopes).reshape(shape),
+                                 {attacks.MARGIN: attacks.margin_loss}, 100)
+    right = right_under_attack(network, 0.5)
     assert right["iterated" + attacks.MARGIN].all()
     assert not right["targeted"].any()
     assert not right["gradients"].any()
 
 
-def test_an_image_that_is_misled_on_the_way_stays_misled() -> None:
-    """Where the loss goes on to rise, so that twenty steps do no less than one."""
-
-    def scores(x: Array) -> Array:
-        return np.stack([np.full(len(x), 0.35), x.ravel()], axis=1)
-
-    def gradient(x: Array, labels: Array, loss: Any) -> tuple[Array, Array, Array]:
-        return scores(x), 1 - x.ravel(), np.where(x < 0.3, 1.0, -1.0)
-
-    network = attacks.Attacked(scores, gradient, {attacks.MARGIN: attacks.margin_loss})
-    right = right_under_attack(network, 0.2, epsilon=0.2)
-    for kind in ("fgsm", "iterated"):
-        assert not right[kind + attacks.MARGIN].any(), kind
-
-
 def test_the_vote_routes_all_layers_but_the_last(monkeypatch: Patch) -> None:
-    network = vars(m.network_config(attack_config("--dataset", "voxels")))
+    network = vars(m.network_config(config_of(m, [*SMALL, "--dataset=voxels"])))
     config = conv.Config(**{**network, "em_iters": 3, "lambda_first": 0.5})
     monkeypatch.setattr(conv, "FAST", conv.FAST._replace(forward=(routed := Mock(wraps=conv.FAST.forward))))
     model = m.voting(config)
@@ -549,15 +469,26 @@ def test_the_library_finds_no_more_than_a_point_more(name: str, seed: int, netwo
 # --- Runs -------------------------------------------------------------------------------------------------------------
 
 
+def test_the_dense_networks_are_those_of_their_own_script() -> None:
+    config = m.Config(network="dense", n_epochs=2, weight_decay=1, seed=3)
+    own = views.Config(dataset="shapes", n_epochs=2, weight_decay=1, cnn_lr=1.25e-4, seed=3)
+    assert m.dense_config(config) == own
+    given = m.Config(network="dense", lr=0.1, cnn_epochs=3)
+    assert (given.lr, given.cnn_lr, given.n_epochs, given.cnn_epochs, given.cnn_weight_decay) == (0.1, 0.1, 80, 3, 3)
+    states = m.train_all(config, m.make_data(config))
+    expected = views.train_all(own, views.make_data(own), names=("capsules",))["capsules"]
+    assert states["capsules"].history == expected.history
+    assert states["cnn"].step == states["capsules"].step == 2 * 15
+    assert sum(p.size for p in states["cnn"].params.values()) == 558_293
+
+
 def test_the_networks_are_those_of_the_other_script() -> None:
-    config = attack_config("--n-epochs", "2", "--cnn-epochs", "1", "--seed", "103")
+    flags = [*SMALL, "--n-epochs=2", "--cnn-epochs=1", "--seed=103"]
     assert m.network_config(m.Config(dataset="toys")).held_out == "nothing"
     for dataset in ("strokes", "mnist"):
         assert m.network_config(m.Config(dataset=dataset)).n_classes == 10
-    states = m.train_all(config, m.make_data(config))
-    other = config_of(conv, [*SMALL, "--dataset", "shapes", "--standardize", "none", "--n-epochs", "2",
-                             "--cnn-epochs", "1", "--seed", "103"])
-    expected = conv.train_all(other, conv.make_data(other))
+    config, other = config_of(m, flags), config_of(conv, [*flags, "--dataset=shapes", "--standardize=none"])
+    states, expected = m.train_all(config, m.make_data(config)), conv.train_all(other, conv.make_data(other))
     for name, state in states.items():
         assert state.history["train_loss"] == expected[name].history["train_loss"]
         assert state.history["accuracy"] == expected[name].history["familiar_accuracy"]
@@ -572,15 +503,13 @@ def test_the_capsnet_is_that_of_the_other_script(monkeypatch: Patch) -> None:
     small = dataclasses.replace(own, n_val=8, conv_channels=3, primary_types=1)
     resolved = m.affine.resolve_defaults(small, m.affine.make_data(small))
     monkeypatch.setattr(m, "capsnet_config", lambda config, data=None: resolved if data else small)
-    data = m.make_data(config)
-    assert isinstance(data, m.affine.Data)
     monkeypatch.setattr(m.affine, "update", update := Mock(wraps=m.affine.update))
+    data: Any = m.make_data(config)
     states = m.train_all(config, data)
     expected = m.affine.train_all(resolved, data, names=["capsnet", "cnn"])
     assert states["cnn"].history == expected["cnn"].history
     rates = [call.args[2] for call in update.call_args_list]
-    assert rates[:8] == rates[8:]
-    assert {name: state.step for name, state in states.items()} == {"capsules": 4, "cnn": 4}
+    assert (rates[:8], len(rates)) == (rates[8:], 16)
     images, labels = m.attacked_images(dataclasses.replace(config, n_attack=5), data)
     chosen = np.linspace(0, 299, 5).round().astype(int)  # of the test digits
     np.testing.assert_allclose(images[..., 0], data.test_images[chosen] / 255, atol=1e-6)
@@ -589,7 +518,7 @@ def test_the_capsnet_is_that_of_the_other_script(monkeypatch: Patch) -> None:
 
 def test_each_network_is_attacked_along_its_own_gradient_the_others_and_a_second_training(monkeypatch: Patch) -> None:
     """The second one has the same images and the next seed."""
-    asked, data, config = list[Any](), cast("m.AnyData", "data"), m.Config(seed=7, epsilons=(0.1, 0.3))
+    asked, config = list[Any](), m.Config(seed=7, epsilons=(0.1, 0.3))
     first = {name: views.TrainState(name, {"of": np.array(7)}) for name in m.MODEL_NAMES}
 
     def train_all(config: m.Config, data: Any, options: Any, names: list[str]) -> dict[str, Any]:
@@ -603,35 +532,35 @@ def test_each_network_is_attacked_along_its_own_gradient_the_others_and_a_second
     monkeypatch.setattr(m, "attacked_images", lambda config, data: (f"images of {data}", "labels"))
     monkeypatch.setattr(m, "attacked_network", seen)
     monkeypatch.setattr(attacks, "attack", lambda *given: given)
-    found: dict[str, Any] = dict(m.attack_all(config, first, data, 2))
+    found: Any = m.attack_all(config, first, cast("m.AnyData", "data"), 2)
     assert asked == [(dataclasses.replace(config, seed=8), "data", 2, ["capsules", "cnn"])]
-    along = {"from_cnn": (7, "cnn", 7, False), "from_other_seed": (7, "capsules", 8, False)}
-    along["vote"] = (7, "capsules", 7, True)
-    others = {"from_capsules": (7, "capsules", 7, False), "from_other_seed": (7, "cnn", 8, False)}
-    for name, expected in (("capsules", along), ("cnn", others)):
-        *given, rng = found[name]
-        assert given == [(7, name, 7, False), expected, "images of data", "labels", (0.1, 0.3), m.PIXELS]
+    others = {
+        "capsules": {"from_cnn": (7, "cnn", 7, False), "from_other_seed": (7, "capsules", 8, False),
+                     "vote": (7, "capsules", 7, True)},
+        "cnn": {"from_capsules": (7, "capsules", 7, False), "from_other_seed": (7, "cnn", 8, False)},
+    }
+    for name, (*given, rng) in found.items():
+        assert given == [(7, name, 7, False), others[name], "images of data", "labels", (0.1, 0.3), m.PIXELS]
         assert rng.random() == m.generator(7, m.Stream.EVALUATION, *name.encode()).random()
-    found = dict(m.attack_all(config, {"cnn": first["cnn"]}, data))  # it alone was trained
-    assert found["cnn"][1].keys() == {"from_other_seed"}
+    alone: Any = m.attack_all(config, {"cnn": first["cnn"]}, cast("m.AnyData", "data"))
+    assert alone["cnn"][1].keys() == {"from_other_seed"}
 
 
 def test_accuracies_of_both_are_those_of_the_images_that_every_network_classifies_correctly() -> None:
     clean = {"capsules": [True, True, False, True, False], "cnn": [True, False, False, True, True]}
     under = {"capsules": [False, True, False, True, False], "cnn": [True, False, False, True, True]}
-    states = {name: views.TrainState(name, {}) for name in clean}
-    found = {name: attacks.Found(np.array(clean[name]), dict.fromkeys(("fgsm", "worst_case"), np.array([under[name]])),
-                                 [{20: 0.5}]) for name in states}
-    for state in states.values():
+    states, found = {name: views.TrainState(name, {}) for name in clean}, dict[str, attacks.Found]()
+    for name, state in states.items():
         state.append({"accuracy": 0.6})
+        right = dict.fromkeys(("fgsm", "worst_case"), np.array([under[name]]))
+        found[name] = attacks.Found(np.array(clean[name]), right, [{20: 0.5}])
     config, data = m.Config(epsilons=(0.1,)), SimpleNamespace(name="shapes")
     result = m.make_result(config, states, found, data)
     assert (result["n_both"], result["config"]["n_attack"]) == (2, 5)  # of fewer than --n-attack asks for
     of_both = {name: kinds["fgsm"] for name, kinds in result["attack_of_both"].items()}
     assert of_both == {"capsules": {"0": 1.0, "0.1": 0.5}, "cnn": {"0": 1.0, "0.1": 1.0}}
     alone = m.make_result(config, {"cnn": states["cnn"]}, {"cnn": found["cnn"]}, data)
-    for those, is_both in ((result, True), (alone, False)):
-        assert ("that both classify" in m.format_table(those)) == is_both
+    assert ["that both classify" in m.format_table(those) for those in (result, alone)] == [True, False]
     for name, images in (("voxels", "familiar"), ("toys", "test"), ("mnist", "test")):
         assert m.describe(result | {"dataset": name}).startswith(f"{name}: {images} images attacked")
 
@@ -641,13 +570,10 @@ def test_saved_networks_are_attacked_again_with_fewer_epsilons(
 ) -> None:
     smallest(monkeypatch)
     out, fewer = tmp_path / "out.json", tmp_path / "fewer.json"
-    argv = [*SMALL, "--n-attack=6", f"--checkpoint={tmp_path / 'c.npz'}"]
+    argv = [*SMALL, "--models=cnn", "--n-attack=6", f"--checkpoint={tmp_path / 'c.npz'}"]
     assert m.main([*argv, "--epsilons=0.1,0.5", f"--out-json={out}"]) == 0
     line = failure(m, [*argv, "--epsilons=0.1", f"--out-json={out}"], capsys)  # which would lose the other one
     assert "was made with --epsilons 0.1,0.5, not 0.1" in line
-    assert m.main([*argv, "--epsilons=0.1", "--resume", "--threads=2", f"--out-json={fewer}"]) == 0
-    one, other = (json.loads(path.read_text()) for path in (out, fewer))
-    assert other["history"] == one["history"]
-    for name, kinds in other["attack"].items():
-        for kind, accuracies in kinds.items():
-            assert accuracies == {epsilon: one["attack"][name][kind][epsilon] for epsilon in ("0", "0.1")}, kind
+    assert m.main([*argv, "--epsilons=0.1", "--resume", f"--out-json={fewer}"]) == 0
+    one, other = (json.loads(path.read_text())["attack"]["cnn"] for path in (out, fewer))
+    assert other == {kind: {epsilon: found[epsilon] for epsilon in ("0", "0.1")} for kind, found in one.items()}

@@ -43,6 +43,12 @@ def claim(*files: str) -> Claim:
     return Claim("more is better", "0.9 against 0.8", "docs/page.md", tuple(map(condition, files)))
 
 
+def listing(monkeypatch: pytest.MonkeyPatch, exploratory: tuple[Claim, ...], registered: tuple[Claim, ...]) -> None:
+    """Both lists of claims.py."""
+    monkeypatch.setattr(claims, "CLAIMS", exploratory)
+    monkeypatch.setattr(claims, "REGISTERED", registered)
+
+
 FILES = {
     "higher": document(0.9 + 0.01 * NOISE, [0.5] * 5),
     "lower": document(0.1 + 0.01 * NOISE, [0.5] * 5),
@@ -55,37 +61,25 @@ FILES = {
 }
 
 
-UNDECIDED = ("undecided", "undecided")
-
-
-@pytest.mark.parametrize(
-    ("files", "words", "whole"),
-    [
-        (["higher"], ["holds"], "holds"),
-        (["lower"], ["reversed"], "reversed"),
-        (["near"], ["equal"], "equal"),
-        (["wide"], ["undecided"], "undecided"),
-        (["four", "single"], ["few seeds"] * 2, "few seeds"),
-        (["none"], ["not run yet"], "not run yet"),
-        (["constant", "same"], ["holds", "equal"], "holds in 1, equal in 1 of 2"),
-        (["none", "wide", "higher", "higher"], ["not run yet", "undecided", "holds", "holds"],
-         "holds in 2, undecided in 1, not run yet in 1 of 4"),
-    ],
-)
+@pytest.mark.parametrize(("files", "words", "whole"), [
+    (["lower"], ["reversed"], "reversed"),
+    (["near"], ["equal"], "equal"),
+    (["four", "single"], ["few seeds"] * 2, "few seeds"),
+    (["constant", "same"], ["holds", "equal"], "holds in 1, equal in 1 of 2"),
+    (["none", "wide", "higher", "higher"], ["not run yet", "undecided", "holds", "holds"],
+     "holds in 2, undecided in 1, not run yet in 1 of 4"),
+])
 def test_the_word_is_that_of_the_interval(files: list[str], words: list[str], whole: str) -> None:
     (found,) = make_claims([claim(*files)], FILES.get)["claims"]
     assert ([c["verdict"] for c in found["conditions"]], found["verdict"]) == (words, whole)
 
 
-@pytest.mark.parametrize(
-    ("low", "high", "word", "registered"),
-    [
-        (0.001, 0.021, "holds", "holds"), (0.001, 0.02, "holds", "equal"), (-0.5, -0.001, "reversed", "reversed"),
-        (-0.02, -0.001, "reversed", "equal"), (-0.02, 0.02, "equal", "equal"), (0.0, 0.02, "equal", "equal"),
-        (-0.02, 0.0, "equal", "equal"), (-0.021, 0.01, *UNDECIDED), (-0.01, 0.021, *UNDECIDED),
-        (0.0, 0.021, *UNDECIDED), (-0.5, 0.0, *UNDECIDED),
-    ],
-)
+@pytest.mark.parametrize(("low", "high", "word", "registered"), [
+    (0.001, 0.021, "holds", "holds"), (0.001, 0.02, "holds", "equal"), (-0.5, -0.001, "reversed", "reversed"),
+    (-0.02, -0.001, "reversed", "equal"), (-0.02, 0.02, "equal", "equal"), (0.0, 0.02, "equal", "equal"),
+    (-0.02, 0.0, "equal", "equal"),
+    *((*ends, "undecided", "undecided") for ends in ((-0.021, 0.01), (-0.01, 0.021), (0.0, 0.021), (-0.5, 0.0))),
+])
 def test_the_ends_of_an_interval(low: float, high: float, word: str, registered: str) -> None:
     """Of the registered round, equal comes before the other words."""
     assert verdict_of({"n": 5, "low": low, "high": high}, 0.02) == word
@@ -110,30 +104,14 @@ def test_only_the_first_of_the_listed_seeds_are_taken() -> None:
     runs = whole["settings"]["default"]["runs"]
     for kept in (runs[:3], runs):
         assert len(paired_values(c, [{"settings": {"default": {"runs": kept}}}] * 2)) == len(kept)
-    for other in (runs[1:], runs[::2], [*runs, {**runs[0], "seed": 205}]):
+    others = [[{"settings": {"default": {"runs": those}}}] * 2
+              for those in (runs[1:], runs[::2], [*runs, {**runs[0], "seed": 205}])]
+    for both in (*others, [whole, FILES["four"]]):
         with pytest.raises(KeyError, match="has other seeds than the first of 200:205"):
-            paired_values(c, [{"settings": {"default": {"runs": other}}}] * 2)
-    with pytest.raises(KeyError, match="has other seeds"):
-        paired_values(c, [whole, FILES["four"]])
-
-
-def test_both_sides_may_be_parts_and_have_metrics_of_their_own() -> None:
-    c = Condition("x", "f.json", "a:capsules", "b:cnn", "accuracy", "200:201", "other")
-    assert [side.file for side in claims.sides(c)] == ["f.json#a", "f.json#b"]
-    run = {"seed": 200, "models": {"capsules": {"accuracy": 0.9}, "cnn": {"accuracy": 0.8, "other": 0.3}}}
-    parts = {f"f.json#{part}": {"settings": {"default": {"runs": [run]}}} for part in "ab"}
-    (found,) = make_claims([Claim("", "", "", (c,))], parts.get)["claims"]
-    assert (found["conditions"][0]["first"], found["conditions"][0]["second"]) == (0.9, 0.3)
-
-
-# --- The registered round ---------------------------------------------------------------------------------------------
+            paired_values(c, both)
 
 
 make_registered = functools.partial(claims.judged, n_comparisons=claims.N_COMPARISONS, registered=True)
-
-
-def document_of_seeds(n: int, lead: float) -> Json:
-    return document(0.5 + lead + 0.02 * np.sin(np.arange(n)), [0.5] * n)
 
 
 def registered(n: int, **more: Any) -> Claim:
@@ -141,32 +119,31 @@ def registered(n: int, **more: Any) -> Claim:
     return Claim("more is better", "", "docs/page.md", (c,))
 
 
+def registered_of(differences: Any, n: int, **more: Any) -> Json:
+    """The comparison of ``n`` seeds, where there are as many as differences."""
+    files = {"f.json": document(0.5 + differences, [0.5] * len(differences))}
+    found: Json = make_registered([registered(n, **more)], files.get)[0]["conditions"][0]
+    return found
+
+
 def test_a_registered_comparison_has_a_verdict_after_its_last_seed_alone() -> None:
     differences = 0.01 + 0.02 * (np.arange(12) - 5.5)
-    files = {"f.json": document(0.5 + differences, [0.5] * 12)}
-    c = make_registered([registered(12)], files.get)[0]["conditions"][0]
+    c = registered_of(differences, 12)
     interval = stats.ttest_1samp(differences, 0).confidence_interval(1 - 0.05 / 24)
     assert (c["n"], c["low"], c["high"]) == (12, pytest.approx(interval.low), pytest.approx(interval.high))
+    assert (c["first"], c["second"]) == (pytest.approx(0.5 + differences.mean()), 0.5)
     assert c["verdict"] == "undecided"
-    assert "p_signs" not in c
     for n in (11, 13):
-        c = make_registered([registered(n)], files.get)[0]["conditions"][0]
-        assert c["verdict"] == "not run"
-        assert "difference" not in c
+        c = registered_of(differences, n)
+        assert (c["verdict"], "difference" in c) == ("not run", False)
     assert make_registered([registered(12)], lambda file: None)[0]["verdict"] == "not run"
-    within = make_registered([registered(12, tolerance=0.2)], {"f.json": document_of_seeds(12, 0.1)}.get)
-    assert within[0]["verdict"] == "equal"  # though above 0
+    assert registered_of(0.1 + differences / 10, 12, tolerance=0.2)["verdict"] == "equal"  # though above 0
 
 
 def test_few_seeds_are_tested_by_signs_too() -> None:
-    differences = np.array([0.1, 0.2, -0.01, 0.3, 0.1, 0.2, 0.0, 0.4])
-    c = make_registered([registered(8)], {"f.json": document(0.5 + differences, [0.5] * 8)}.get)
-    assert c[0]["conditions"][0]["p_signs"] == pytest.approx(stats.binomtest(6, 7).pvalue)
-    for n, is_few in ((10, True), (11, False)):
-        (one,) = make_registered([registered(n)], {"f.json": document_of_seeds(n, 0.1)}.get)
-        assert ("p_signs" in one["conditions"][0]) == is_few
-        assert (one["conditions"][0]["first"], one["conditions"][0]["second"]) == (
-            pytest.approx(0.6 + 0.02 * np.sin(np.arange(n)).mean()), 0.5)
+    c = registered_of(np.array([0.1, 0.2, -0.01, 0.3, 0.1, 0.2, 0.0, 0.4]), 8)
+    assert c["p_signs"] == pytest.approx(stats.binomtest(6, 7).pvalue)
+    assert [n for n in range(8, 14) if "p_signs" in registered_of(np.arange(n) / 100, n)] == [8, 9, 10]
     assert claims.by_signs(np.zeros(3)) == 1.0
 
 
@@ -174,62 +151,54 @@ SEARCHED = {"axes": [[0.001, 0.002, 0.004], [0, 1], [10, 20, 40]], "winner": [0.
             "doubled_length": {"change": 0.01}}
 
 
-@pytest.mark.parametrize(
-    ("change", "complaint"),
-    [
-        ({}, None),
-        ({"seed": "1900:1912"}, "is not registered as it must be"),
-        ({"seed": "2000:2007"}, "is not registered as it must be"),
-        ({"looks": 2}, "is not registered as it must be"),
-        ({"searches": None}, "is not registered as it must be"),
-        ({"most": 1}, "claims.py registers 2 comparisons, more than 1"),
-        ({"most": 2}, None),
-        ({"winner": [0.004, 0, 20]}, "the winner lies at an edge of the grid"),
-        ({"winner": [0.002, 0, 40]}, "the winner lies at an edge of the grid"),
-        ({"doubled_length": {"change": 0.02}}, "twice the length gains 0.020"),
-        ({"config": {"lr": 0.003}}, "f.json#a: lr of capsules is not that of results/search/capsules.json"),
-        ({"config": {"dataset": "voxels"}}, "f.json#a: dataset of capsules is not that of"),
-        ({"config": {"weight_decay": 0.3}}, "f.json#a: weight_decay of capsules is not that of"),
-        ({"cnn": {"cnn_weight_decay": 0.3}}, "f.json#b: cnn_weight_decay of cnn_matched is not that of"),
-        ({"one_decay": 0.0}, None),  # a run from before the CNNs had one of their own
-        ({"one_decay": 0.3}, "f.json#b: cnn_weight_decay of cnn_matched is not that of"),
-        ({"cnn": {"lr": 1, "n_epochs": 1, "em_iters": 1, "weight_decay": 1}}, None),  # of the other side
-        ({"config": {"cnn_lr": 1, "cnn_epochs": 1, "cnn_weight_decay": 1}}, None),
-        ({"lacks": "em_iters"}, None),  # a run from before there was such a setting had its default
-        ({"lacks": "cnn_epochs"}, "f.json#b: cnn_epochs of cnn_matched is not that of"),
-        ({"lacks": "dataset"}, "f.json#a: dataset of capsules is not that of"),
-        ({"listed": "2000:2008"}, "was run before claims.py registered all of x"),
-        ({"most then": 25}, "f.json#a was registered at another level"),
-        ({"alpha then": 0.1}, "f.json#b was registered at another level"),
-    ],
-)
+@pytest.mark.parametrize(("change", "complaint"), [
+    ({}, None),
+    *((change, "is not registered as it must be") for change in (
+        {"seeds": "1900:1912"}, {"seeds": "2000:2007"}, {"looks": 2}, {"searches": None})),
+    ({"most": 1}, "claims.py registers 2 comparisons, more than 1"),
+    ({"winner": [0.004, 0, 20]}, "the winner lies at an edge of the grid"),
+    ({"doubled_length": {"change": 0.02}}, "twice the length gains 0.020"),
+    ({"a": {"lr": 0.003}}, "f.json#a: lr of capsules is not that of results/search/capsules.json"),
+    ({"a": {"dataset": "voxels"}}, "f.json#a: dataset of capsules is not that of"),
+    ({"a": {"weight_decay": 0.3}}, "f.json#a: weight_decay of capsules is not that of"),
+    ({"b": {"cnn_weight_decay": 0.3}}, "f.json#b: cnn_weight_decay of cnn_matched is not that of"),
+    ({"one_decay": 0.0}, None),  # a run from before the CNNs had one of their own
+    ({"one_decay": 0.3}, "f.json#b: cnn_weight_decay of cnn_matched is not that of"),
+    ({"b": {"lr": 1, "n_epochs": 1, "em_iters": 1, "weight_decay": 1}}, None),  # of the other side
+    ({"a": {"cnn_lr": 1, "cnn_epochs": 1, "cnn_weight_decay": 1}}, None),
+    ({"lacks": "em_iters"}, None),  # a run from before there was such a setting had its default
+    ({"lacks": "cnn_epochs"}, "f.json#b: cnn_epochs of cnn_matched is not that of"),
+    ({"listed": "2000:2008"}, "was run before claims.py registered all of x"),
+    ({"most then": 25}, "f.json#a was registered at another level"),
+    ({"alpha then": 0.1}, "f.json#b was registered at another level"),
+])
 def test_a_registered_comparison_has_the_settings_of_its_searches(
     change: dict[str, Any], complaint: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    found = {key: change.get(key, value) for key, value in SEARCHED.items()}
-    seeds = change.get("seed", "2000:2012")
+    seeds, most = change.get("seeds", "2000:2012"), change.get("most", 2)
     c = Condition("x", "f.json", "a:capsules", "b:cnn_matched", "accuracy", seeds,
                   searches=change.get("searches", ("capsules.json", "cnn.json")), looks=change.get("looks", 1))
-    monkeypatch.setattr(claims, "N_COMPARISONS", change.get("most", 24))
-    config = report.plain(views.Config(dataset="shapes", weight_decay=0.0))
+    config = json.loads(json.dumps(report.plain(views.Config(dataset="shapes", weight_decay=0.0))))
     if "one_decay" in change:
         config["weight_decay"] = change["one_decay"]
         del config["cnn_weight_decay"]
-    own = {"a": {"lr": 0.002, "n_epochs": 20} | change.get("config", {}),
-           "b": {"cnn_lr": 0.002, "cnn_epochs": 20} | change.get("cnn", {})}
-    stored = {part: {key: x for key, x in (config | own[part]).items() if key != change.get("lacks")} for part in own}
-    runs = {part: {"settings": {"default": {"config": json.loads(json.dumps(stored[part])), "runs": [
-        {"seed": 2000, "models": {model: {"accuracy": 0.5}}}]}}, "environment": {"git_commit": "0" * 40}}
-        for part, model in (("a", "capsules"), ("b", "cnn_matched"))}
-    Path("results/search").mkdir(parents=True)
-    save_result(Path("results/f.json"), {"parts": runs})
+    own = {"a": {"lr": 0.002, "n_epochs": 20}, "b": {"cnn_lr": 0.002, "cnn_epochs": 20}}
+    parts = {}
+    for part, model in (("a", "capsules"), ("b", "cnn_matched")):
+        of_part = config | own[part] | change.get(part, {})
+        of_part.pop(change.get("lacks"), None)
+        runs = [{"seed": 2000, "models": {model: {"accuracy": 0.5}}}]
+        parts[part] = {"settings": {"default": {"config": of_part, "runs": runs}}, "environment": {"git_commit": "0"}}
+    save_result(Path("results/f.json"), {"parts": parts})
+    found = {key: change.get(key, value) for key, value in SEARCHED.items()}
     for name, flags in (("capsules", ""), ("cnn", " --model cnn")):
         save_result(Path(f"results/search/{name}.json"), {"command": f"python -m evidence.search{flags}", **found})
-    monkeypatch.setattr(claims, "REGISTERED", (Claim("", "", "", (c, c)),))
+    listing(monkeypatch, (), (Claim("", "", "", (c, c)),))
+    monkeypatch.setattr(claims, "N_COMPARISONS", most)
     listed_then = {c._replace(name="", seeds=change.get("listed", seeds))}
     monkeypatch.setattr(report, "listed_at", lambda commit: listed_then)
-    level = f"ALPHA = {change.get('alpha then', 0.05)}\nN_COMPARISONS = {change.get('most then', claims.N_COMPARISONS)}"
+    level = f"ALPHA = {change.get('alpha then', 0.05)}\nN_COMPARISONS = {change.get('most then', most)}"
     monkeypatch.setattr(report, "claims_at", lambda commit: level)
     faults = list(report.check_registered(True))
     assert (faults == []) if complaint is None else any(complaint in fault for fault in faults), faults
@@ -247,44 +216,40 @@ def test_networks_of_digits_share_all_settings_but_those_of_the_validation(tmp_p
     assert list(report.check_search(path)) == []  # nothing was trained twice as long
 
 
-# --- The list, before the runs ----------------------------------------------------------------------------------------
-
-
 def test_the_list_can_be_read_from_its_text() -> None:
     both = [
         {c._replace(name="") for one in those for c in one.conditions} for those in (claims.CLAIMS, claims.REGISTERED)
     ]
-    own = both[0] | both[1]
-    assert listed((ROOT / "evidence" / "claims.py").read_text()) == own
-    assert len(own) == sum(len(one.conditions) for one in (*claims.CLAIMS, *claims.REGISTERED)) >= 25
+    assert listed((ROOT / "evidence" / "claims.py").read_text()) == both[0] | both[1]
     for those, first in zip(both, (200, 2000), strict=True):
         assert all(int(c.seeds.split(":")[0]) >= first for c in those)
     with pytest.raises(ValueError, match="malformed node"):
         listed("CLAIMS = Condition('a', open('b'))")
 
 
+def commit(text: str) -> str:
+    """Of a list in evidence/claims.py below the working folder."""
+    path = Path("evidence/claims.py")
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(text)
+    for words in ("init -q", "add .", "commit -qm x"):
+        git(*words.split())
+    return git("rev-parse", "HEAD")
+
+
 def test_a_run_from_before_its_comparison_was_listed_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-
-    def commit(text: str) -> str:
-        Path("claims.py").write_text(text)
-        for words in ("init -q", "add claims.py", "commit -qm x"):
-            git(*words.split())
-        return git("rev-parse", "HEAD")
-
     line = "CLAIMS = Condition('any words', 'one.json', 'capsules', 'cnn', 'accuracy', '200:205')"
-    before, other, after = commit("x = 1"), commit(line.replace("205", "204")), commit(line)
-    Path("results").mkdir()
+    before, other, after, more, wider = map(commit, (
+        "x = 1", line.replace("205", "204"), line, line.replace("205'", "400', looks=2"),
+        line.replace("205'", "205', tolerance=0.03")))
     c = condition("one.json")
-    monkeypatch.setattr(claims, "CLAIMS", (Claim("", "", "", (c, condition("none.json"))),))
-    monkeypatch.setattr(claims, "REGISTERED", ())
-    more, wider = (commit(line.replace("205'", f"{end}")) for end in ("400', looks=2", "205', tolerance=0.03"))
+    listing(monkeypatch, (Claim("", "", "", (c, condition("none.json"))),), ())
     cases = ((after, 0), ([other, after], 0), (more, 0), (wider, 1), (before, 1), (other, 1), ([before, after], 1))
     for commits, n_faults in cases:
         save_result(Path("results/one.json"), FILES["higher"] | {"environment": {"git_commit": commits}})
         assert len(list(report.check_listed())) == n_faults
-    at = f"{before} and {after}"
-    fault = f"results/one.json was run at {at}, whose claims.py does not list all of one.json"
+    fault = f"results/one.json was run at {before} and {after}, whose claims.py does not list all of one.json"
     save_result(report.CLAIMS, report.make_claims())
     monkeypatch.setattr(report, "check_registered", lambda has_history: [has_history])
     for has_history, faults in ((True, [fault]), (False, [])):
@@ -293,24 +258,16 @@ def test_a_run_from_before_its_comparison_was_listed_is_seen(tmp_path: Path, mon
 
 def test_a_comparison_that_was_registered_once_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("evidence").mkdir()
-    git("init", "-q")
     one = "Condition('x', 'f.json', 'capsules', 'cnn', 'accuracy', '2000:2012')"
-    for those in (one, f"{one}, {one.replace('2012', '2024')}", one.replace("'x'", "'renamed'")):
-        Path("evidence/claims.py").write_text(f"REGISTERED = ({those},)\nCLAIMS = ({one.replace('f.json', 'g.json')},)")
-        git("add", ".")
-        git("commit", "-qm", "x")
-    monkeypatch.setattr(claims, "REGISTERED", ())
+    _, middle, _ = [commit(f"REGISTERED = ({those},)\nCLAIMS = ({one.replace('f.json', 'g.json')},)")
+                    for those in (one, f"{one}, {one.replace('2012', '2024')}", one.replace("'x'", "'renamed'"))]
     own = Condition("", "f.json", "capsules", "cnn", "accuracy", "2000:2012")
+    listing(monkeypatch, (), ())
     monkeypatch.setattr(claims, "WITHDRAWN", (own,))
-    [fault] = report.check_registered(True)  # the second commit's alone
-    middle = git("log", "--format=%H").split()[1]
-    assert fault == f"accuracy of f.json was registered at {middle}, and is in neither list any more"
+    fault = f"accuracy of f.json was registered at {middle}, and is in neither list any more"
+    assert list(report.check_registered(True)) == [fault]
     monkeypatch.setattr(claims, "WITHDRAWN", (own, own._replace(seeds="2000:2024")))
     assert list(report.check_registered(True)) == []
-
-
-# --- Earlier rounds ---------------------------------------------------------------------------------------------------
 
 
 def test_every_earlier_reading_is_that_of_the_history() -> None:
@@ -326,44 +283,28 @@ def test_every_earlier_reading_is_that_of_the_history() -> None:
         earlier.show("show", f"{'0' * 40}:{earlier.CLAIMS}")
 
 
-def test_earlier_readings_are_written_where_they_are_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "project").mkdir()
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(earlier, "ROOT", tmp_path / "project")
-    monkeypatch.setattr(earlier, "make_tables", dict)
-    assert earlier.main(["--out=own.json"]) == 0
-    assert (tmp_path / "own.json").exists()
+def curves(*accuracies: tuple[list[float], list[float]]) -> list[Json]:
+    """Runs that kept their history, of familiar and of held-out views."""
+    return [{"seed": seed, "history": {"capsules": {"familiar": familiar, "held_out": held_out}}}
+            for seed, (familiar, held_out) in enumerate(accuracies, 200)]
 
 
-# --- Values at equal accuracy -----------------------------------------------------------------------------------------
-
-
-def curves(familiar: list[float], held_out: list[float]) -> Json:
-    """A run that kept its history."""
-    return {"history": {"capsules": {"familiar": familiar, "held_out": held_out}}}
-
-
-def test_values_at_equal_accuracy_by_hand() -> None:
-    """The second reaches 0.6 a quarter of the way from its first to its second epoch."""
-    runs = [(curves([0.3, 0.6], [0.2, 0.5]), "capsules"), (curves([0.5, 0.9, 0.9], [0.1, 0.3, 0.7]), "capsules")]
-    assert claims.at_equal_values(runs, "held_out", "familiar") == pytest.approx([0.5, 0.15])
-    level = [(curves([0.6], [0.2]), "capsules"), (curves([0.3, 0.6, 0.6, 0.9], [0.1, 0.3, 0.5, 0.7]), "capsules")]
-    assert claims.at_equal_values(level, "held_out", "familiar") == pytest.approx([0.2, 0.3])  # where it comes to it
-    early = [(curves([0.1, 0.3], [0.4, 0.2]), "capsules"), (curves([0.4, 0.8], [0.1, 0.3]), "capsules")]
-    assert claims.at_equal_values(early, "held_out", "familiar") == [0.2, 0.1]
-    fallen = [(curves([0.8, 0.5], [0.4, 0.2]), "capsules"), (curves([0.4, 0.6], [0.1, 0.3]), "capsules")]
-    assert claims.at_equal_values(fallen, "held_out", "familiar") == pytest.approx([0.2, 0.2])  # where the first ends
+@pytest.mark.parametrize(("first", "second", "expected"), [
+    # the second reaches 0.6 a quarter of the way from its first to its second epoch
+    (([0.3, 0.6], [0.2, 0.5]), ([0.5, 0.9, 0.9], [0.1, 0.3, 0.7]), [0.5, 0.15]),
+    (([0.6], [0.2]), ([0.3, 0.6, 0.6, 0.9], [0.1, 0.3, 0.5, 0.7]), [0.2, 0.3]),  # where it comes to it
+    (([0.1, 0.3], [0.4, 0.2]), ([0.4, 0.8], [0.1, 0.3]), [0.2, 0.1]),  # before its first epoch
+    (([0.8, 0.5], [0.4, 0.2]), ([0.4, 0.6], [0.1, 0.3]), [0.2, 0.2]),  # where the first ends
+])
+def test_values_at_equal_accuracy_by_hand(first: Any, second: Any, expected: list[float]) -> None:
+    runs = [(run, "capsules") for run in curves(first, second)]
+    assert claims.at_equal_values(runs, "held_out", "familiar") == pytest.approx(expected)
 
 
 def test_a_claim_may_be_read_at_equal_accuracy() -> None:
-    def runs(*all_curves: tuple[list[float], list[float]]) -> Json:
-        found = [{"seed": seed, **curves(*both)} for seed, both in enumerate(all_curves, 200)]
-        return {"settings": {"default": {"runs": found}}}
-
-    both = (
-        runs(([0.3, 0.6], [0.2, 0.5]), ([0.7, 0.8], [0.3, 0.6])),
-        runs(([0.4, 0.8], [0.1, 0.3]), ([0.7, 0.7], [0.3, 0.4])),
-    )
+    both = [{"settings": {"default": {"runs": curves(*those)}}} for those in (
+        [([0.3, 0.6], [0.2, 0.5]), ([0.7, 0.8], [0.3, 0.6])], [([0.4, 0.8], [0.1, 0.3]), ([0.7, 0.7], [0.3, 0.4])],
+    )]
     c = Condition("x", "f", "a:capsules", "b:capsules", "held_out", "200:205", at_equal="familiar")
     np.testing.assert_allclose(paired_values(c, both), [[0.5, 0.2], [0.3, 0.4]])
 
@@ -373,10 +314,8 @@ def test_the_file_is_made_from_the_list_and_changes_are_seen(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(report, "ROOT", tmp_path)
-    monkeypatch.setattr(claims, "CLAIMS", (claim("one.json", "none.json"),))
-    monkeypatch.setattr(claims, "REGISTERED", ())
+    listing(monkeypatch, (claim("one.json", "none.json"),), ())
     Path("README.md").write_text("<!-- table: results/claims.json claims --><!-- end -->\n")
-    Path("results").mkdir()
     save_result(Path("results/one.json"), FILES["higher"])
     assert report.main(["--claims"]) == 0
     low, high = stats.ttest_1samp(0.4 + 0.01 * NOISE, 0).confidence_interval(1 - 0.05 / 2)
@@ -385,20 +324,23 @@ def test_the_file_is_made_from_the_list_and_changes_are_seen(
     assert f"one.json | 0.900 | 0.500 | +40.0 ({100 * low:+.1f} to {100 * high:+.1f}) | 5 | holds" in lines
     assert "none.json | | | | 200:205 | not run yet" in lines
     path = Path("results/claims.json")
-    assert list(report.check_result(path, False)) == []
-    stored = report.read_result(path)
-    changed = json.loads(json.dumps(stored))
-    changed["claims"][0]["conditions"][0]["verdict"] = "reversed"
-    save_result(path, changed)
     fault = f"{path} is not what claims.py and the results give; python -m evidence.report --claims writes it"
-    assert list(report.check_result(path, False)) == [fault]
-    save_result(path, {key: value for key, value in stored.items() if key != "registered"})
-    assert list(report.check_result(path, False)) == [fault]
-    for change, is_seen in ((3e-9, False), (2e-6, True), (-2e-6, True)):  # scipy's versions differ by 1e-9
+    stored = report.read_result(path)
+    high = stored["claims"][0]["conditions"][0]["high"]
+    changes: list[tuple[Json, list[str]]] = [
+        ({}, []), ({"verdict": "reversed"}, [fault]), ({"more": 1}, [fault]), ({"n": 5.0}, [fault]),
+        ({"high": high * (1 + 3e-9)}, []),  # scipy's versions differ by 1e-9
+        *(({"high": high * (1 + change)}, [fault]) for change in (2e-6, -2e-6)),
+    ]
+    for change, faults in changes:
         changed = json.loads(json.dumps(stored))
-        changed["claims"][0]["conditions"][0]["high"] *= 1 + change
+        changed["claims"][0]["conditions"][0] |= change
         save_result(path, changed)
-        assert len(list(report.check_result(path, False))) == is_seen, change
+        assert list(report.check_result(path, False)) == faults, change
+    changed["claims"][0]["conditions"].pop()
+    for other in (changed, {key: value for key, value in stored.items() if key != "registered"}):
+        save_result(path, other)
+        assert list(report.check_result(path, False)) == [fault]
     save_result(Path("results/one.json"), FILES["four"] | {"settings": {"x": {"runs": [{"seed": 5, "models": {}}]}}})
     capsys.readouterr()
     assert report.main(["--claims"]) == 1
@@ -433,12 +375,13 @@ def test_the_picture() -> None:
 def test_the_registered_picture_has_the_intervals_of_its_own_level_and_what_has_not_been_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    both = registered(12, tolerance=0.03).conditions[0], registered(13).conditions[0]._replace(name="later")
-    found = make_registered([Claim("more is better", "", "", both)], {"f.json": document_of_seeds(12, 0.1)}.get)
-    document = {"registered": found, "n_comparisons": claims.N_COMPARISONS, "claims": [], "n_looks": 99}
-    fig = visualize_claims.draw_verdicts(document)
-    _, ax, verdicts = fig.axes
     differences = 0.1 + 0.02 * np.sin(np.arange(12))
+    both = registered(12, tolerance=0.03).conditions[0], registered(13).conditions[0]._replace(name="later")
+    files = {"f.json": document(0.5 + differences, [0.5] * 12)}
+    found = make_registered([Claim("more is better", "", "", both)], files.get)
+    document_of_both = make_claims([claim("near")], FILES.get) | {"registered": found}
+    fig = visualize_claims.draw_verdicts(document_of_both)
+    _, ax, verdicts = fig.axes
     half = t_quantile(12) * differences.std(ddof=1) / np.sqrt(12)
     lines, texts = held(ax)["lines"], held(verdicts)["texts"]
     np.testing.assert_allclose(lines["plain x"][0], 100 * (differences.mean() + np.array([-half, half])))
@@ -446,11 +389,9 @@ def test_the_registered_picture_has_the_intervals_of_its_own_level_and_what_has_
     band = ax.collections[0].get_paths()[0].get_extents()
     assert (band.x0, band.x1) == pytest.approx((-3, 3))
     assert f"adjusted for {claims.N_COMPARISONS} comparisons: gives the verdict" in legend_of(fig)
-
     move_to(tmp_path, monkeypatch)
     assert failure(visualize_claims, [], capsys).startswith(f"error: cannot read {tmp_path}/results/claims.json")
-    Path("results").mkdir()
-    save_result(Path("results/claims.json"), document | make_claims([claim("near")], FILES.get) | {"registered": found})
+    save_result(Path("results/claims.json"), document_of_both)
     assert visualize_claims.main([]) == 0
     check_pictures(Path("viz/claims"), ["verdicts", "earlier"])
 

@@ -7,7 +7,6 @@ import dataclasses
 import inspect
 import json
 import math
-import shlex
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -72,15 +71,14 @@ FRAMES: dict[str, Any] = {  # of the animation that each script writes
 
 
 def test_the_projects_animations_are_those_of_their_commands() -> None:
-    found = [row for row in read_rows() if row.pictures[0].endswith(".gif") and "explorer" not in row.command]
     names = set()
-    for row in found:
-        words = row.command.replace("python -m more.", "python ").split()
-        picture, name, flags = row.pictures[0], words[1].removesuffix(".py"), shlex.split(" ".join(words[2:]))
-        names.add(name)
-        config, options, _ = parse(load(name).Config, load(name).Options, flags)
-        with Image.open(ROOT / picture) as image:
-            assert getattr(image, "n_frames", 1) == FRAMES[name](config, options), picture
+    for row in read_rows():
+        (script, *flags), picture = row.command.replace("python -m more.", "python ").split()[1:], row.pictures[0]
+        if picture.endswith(".gif") and "explorer" not in picture:
+            names.add(name := script.removesuffix(".py"))
+            config, options, _ = parse(load(name).Config, load(name).Options, flags)
+            with Image.open(ROOT / picture) as image:
+                assert getattr(image, "n_frames", 1) == FRAMES[name](config, options), picture
     assert names == set(FRAMES)
     script = load("make_multimnist_capsnet_gif")
     assert f"A frame every {script.Options.snapshot_every} steps of four epochs" in inspect.getsource(script)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import re
 from pathlib import Path
 from typing import Any
@@ -35,9 +36,7 @@ def page() -> Any:
 def page_with_torch() -> Any:
     """All blocks in page order, as one program."""
     names: dict[str, Any] = {}
-    for cell in cells(REFERENCE):
-        if cell.is_code:
-            exec(compile(cell.source, str(REFERENCE), "exec"), names)
+    exec("\n".join(cell.source for cell in cells(REFERENCE) if cell.is_code), names)
     return as_attributes(names)
 
 
@@ -92,30 +91,24 @@ def test_dynamic_routing(form: Any, n_iters: int, policy: str) -> None:
     same(dw_page.swapaxes(1, 2), dw)
 
 
-def em_inputs(I: int, J: int, D: int = 16) -> tuple[Array, ...]:
-    draw = rng()
-    return draw.normal(size=(3, I, J, D)), draw.uniform(0.1, 0.9, (3, I)), draw.normal(size=J), draw.normal(size=J)
-
-
 @pytest.mark.parametrize("lambdas", [[0.7], [0.5, 1.0], [0.3, 0.8, 1.2]])
 def test_em_routing_with_dense_parents(lambdas: list[float]) -> None:
-    votes, a, beta_a, beta_v = em_inputs(6, 4)
-    dmu, da = rng().normal(size=(3, 4, 16)), rng().normal(size=(3, 4))
-    mu, activation, cache = views.em_routing_forward(votes, a, beta_a, beta_v, lambdas, 0.6)
-    grads = views.em_routing_backward(dmu, da, cache, "exact")
-    betas = [np.zeros(4), np.zeros(4)]
-    for b in range(3):
-        inputs = (votes[b], a[b], beta_a, beta_v, lambdas, 0.6)
+    draw, (B, I, J, D) = rng(), (3, 6, 4, 16)
+    votes, a, betas = draw.normal(size=(B, I, J, D)), draw.uniform(0.1, 0.9, (B, I)), draw.normal(size=(2, J))
+    dmu, da = draw.normal(size=(B, J, D)), draw.normal(size=(B, J))
+    mu, activation, cache = views.em_routing_forward(votes, a, betas[0], betas[1], lambdas, 0.6)
+    grads, dbetas = views.em_routing_backward(dmu, da, cache, "exact"), np.zeros((2, J))
+    for b in range(B):
+        inputs = (votes[b], a[b], *betas, lambdas, 0.6)
         mu_page, a_page, steps = page().em_routing(*inputs)
         same(mu_page, mu[b])
         same(a_page, activation[b])
         same(steps[-1][0], cache.m_steps[-1].r[b])
-        dvotes, da_in, *dbetas = page().em_routing_backward(dmu[b], da[b], *inputs, steps)
+        dvotes, da_in, *dbetas_b = page().em_routing_backward(dmu[b], da[b], *inputs, steps)
         same(dvotes, grads[0][b])
         same(da_in, grads[1][b])
-        betas = [total + dbeta for total, dbeta in zip(betas, dbetas, strict=True)]
-    same(betas[0], grads[2])
-    same(betas[1], grads[3])
+        dbetas += dbetas_b
+    same(dbetas, grads[2:])
 
 
 @pytest.mark.parametrize(("side", "k", "stride"), [(5, 3, 1), (7, 3, 2), (4, 4, 1)])
@@ -133,45 +126,39 @@ def test_em_routing_over_receptive_fields(side: int, k: int, stride: int) -> Non
     dmu, da = draw.normal(size=mu.shape), draw.normal(size=activation.shape)
     grads = conv.field_routing_backward(dmu, da, cache, "exact")
 
-    fields = page().field_mask(side, k, stride)  # (positions, n_fields)
+    p = page()
+    fields = p.field_mask(side, k, stride)  # (positions, n_fields)
     n_fields = fields.shape[1]
     seen = np.repeat(np.repeat(fields, I, axis=0), J, axis=1)  # (side * side * I, n_fields * J)
     children = pose[0].reshape(-1, P, P)
     big_w = np.zeros((len(children), n_fields * J, P, P))  # the matrix of each child for each parent
     starts = [(y, x) for y in range(0, side - k + 1, stride) for x in range(0, side - k + 1, stride)]
-    pairs = [
-        ((y + i) * side + x + j, f, (0, 0) if is_class else (i, j))
-        for f, (y, x) in enumerate(starts) for i in range(k) for j in range(k)
-    ]
-    for position, f, (i, j) in pairs:
-        big_w[position * I : (position + 1) * I, f * J : (f + 1) * J] = w[i, j]
-    votes = page().matrix_votes(children, big_w)
+    blocks = []  # of all children at a position and all parents of a field: where their matrices are, in w too
+    for (f, (y, x)), i, j in itertools.product(enumerate(starts), range(k), range(k)):
+        position = (y + i) * side + x + j
+        both = slice(position * I, (position + 1) * I), slice(f * J, (f + 1) * J)
+        blocks.append((both, (0, 0) if is_class else (i, j)))
+        big_w[both] = w[blocks[-1][1]]
+    votes = p.matrix_votes(children, big_w)
     if offset is not None:
         row, column = np.repeat(offset[:, :, 0, 3].ravel(), I), np.repeat(offset[:, :, 1, 3].ravel(), I)
-        votes = page().add_coordinates(votes, row, column)
-    votes = votes.reshape(*big_w.shape[:2], P * P)
-    inputs = (votes, a.reshape(-1), np.tile(beta_a, n_fields), np.tile(beta_v, n_fields), lambdas, floor)
-    unit = seen.any(axis=1).sum() / seen.shape[1]
-    is_seen = seen.any(axis=1)
-    inputs = (votes[is_seen], a.reshape(-1)[is_seen], *inputs[2:])
-    mu_page, a_page, steps = page().em_routing(*inputs, unit, seen[is_seen])
+        votes = p.add_coordinates(votes, row, column)
+    is_seen, unit = seen.any(axis=1), seen.any(axis=1).sum() / seen.shape[1]
+    inputs = (votes.reshape(*big_w.shape[:2], P * P)[is_seen], a.reshape(-1)[is_seen],
+              np.tile(beta_a, n_fields), np.tile(beta_v, n_fields), lambdas, floor)
+    mu_page, a_page, steps = p.em_routing(*inputs, unit, seen[is_seen])
     same(mu_page.reshape(mu.shape), mu)
     same(a_page.reshape(activation.shape), activation)
-    dvotes, da_in, dbeta_a, dbeta_v = page().em_routing_backward(
-        dmu.reshape(-1, P * P), da.reshape(-1), *inputs, steps, unit
-    )
-    dvotes_all, da_all = np.zeros_like(votes), np.zeros(len(votes))
+    dvotes, da_in, *dbetas = p.em_routing_backward(dmu.reshape(-1, P * P), da.reshape(-1), *inputs, steps, unit)
+    dvotes_all, da_all, dw = np.zeros((*big_w.shape[:2], P * P)), np.zeros(len(votes)), np.zeros_like(w)
     dvotes_all[is_seen], da_all[is_seen] = dvotes, da_in
-    dvotes_all = page().add_coordinates_backward(dvotes_all.reshape(big_w.shape))
-    dpose, dbig_w = page().matrix_votes_backward(dvotes_all, children, big_w)
-    same(dpose.reshape(pose.shape), grads[0])
-    same(da_all.reshape(a.shape), grads[1])
-    dw = np.zeros_like(w)
-    for position, f, (i, j) in pairs:
-        dw[i, j] += dbig_w[position * I : (position + 1) * I, f * J : (f + 1) * J]
-    same(dw, grads[2])
-    same(dbeta_a.reshape(n_fields, J).sum(axis=0), grads[3])
-    same(dbeta_v.reshape(n_fields, J).sum(axis=0), grads[4])
+    dvotes_all = p.add_coordinates_backward(dvotes_all.reshape(big_w.shape))
+    dpose, dbig_w = p.matrix_votes_backward(dvotes_all, children, big_w)
+    for both, place in blocks:
+        dw[place] += dbig_w[both]
+    ours = (dpose, da_all, dw, *(dbeta.reshape(n_fields, J).sum(axis=0) for dbeta in dbetas))
+    for grad, expected in zip(ours, grads, strict=True):
+        same(grad.reshape(expected.shape), expected)
 
 
 def test_losses() -> None:
@@ -179,26 +166,18 @@ def test_losses() -> None:
     v, target = draw.normal(size=(10, 16)) * 0.2, np.eye(10)[3] + np.eye(10)[5]
     lengths = np.sqrt((v * v).sum(axis=1) + digits.SQUASH_EPS)
     loss, dlengths = digits.margin_loss(lengths[None], target[None], 1)
-    ours, dv = p.margin_loss(v, target)
-    same(ours, loss)
-    same(dv, v * (dlengths[0] / lengths)[:, None])
-
     a, scores = draw.uniform(size=(2, 5))
-    for margin in (0.2, 0.9):
-        loss, da = views.spread_loss(a[None], np.array([2]), margin)
-        ours, da_page = p.spread_loss(a, 2, margin)
-        same(ours, loss)
-        same(da_page, da[0])
-    loss, dscores = views.softmax_cross_entropy(scores[None], np.array([2]))
-    ours, dscores_page = p.cross_entropy(scores, 2)
-    same(ours, loss)
-    same(dscores_page, dscores[0])
-
     drawn, digit = draw.uniform(size=(2, 36))
     error, ddrawn = digits.squared_error(drawn[None], digit[None], 1)
-    ours, ddrawn_page = p.reconstruction_loss(drawn, digit, 0.005)
-    same(ours, 0.005 * error)
-    same(ddrawn_page, 0.005 * ddrawn[0])
+    of_class = np.array([2])
+    for ours, expected, dexpected in (
+        (p.margin_loss(v, target), loss, v * (dlengths[0] / lengths)[:, None]),
+        *((p.spread_loss(a, 2, margin), *views.spread_loss(a[None], of_class, margin)) for margin in (0.2, 0.9)),
+        (p.cross_entropy(scores, 2), *views.softmax_cross_entropy(scores[None], of_class)),
+        (p.reconstruction_loss(drawn, digit, 0.005), 0.005 * error, 0.005 * ddrawn),
+    ):
+        same(ours[0], expected)
+        same(ours[1], np.squeeze(dexpected))
 
 
 def test_score() -> None:

@@ -34,54 +34,42 @@ def test_the_notebook_runs_cell_by_cell_and_prints_what_the_page_says(
     before_training, n_printing = True, 0
     for cell in code:
         source = re.sub(r"^N_STEPS = 1500$", "N_STEPS = 20", cell["source"], flags=re.MULTILINE)
-        is_training = source != cell["source"]
         with contextlib.redirect_stdout(io.StringIO()) as printed:
             exec(compile(source, "cell", "exec"), names)
-        said = "".join(output["text"] for output in cell["outputs"])
-        assert bool(printed.getvalue()) == bool(said), source
+        found, said = printed.getvalue(), "".join(output["text"] for output in cell["outputs"])
+        assert bool(found) == bool(said), source
         n_printing += bool(said)
-        if is_training:
+        if source != cell["source"]:
             before_training = False
-            assert printed.getvalue().splitlines()[0].partition(" after")[0] == said.partition(" after")[0]
+            assert found.splitlines()[0].partition(" after")[0] == said.partition(" after")[0]
         elif before_training or "# E-step" in source:
-            assert printed.getvalue() == said
+            assert found == said
         else:  # other numbers, of a shorter training
             digits = re.compile(r"\d+(\.\d+)?")
-            assert digits.sub("", printed.getvalue()) == digits.sub("", said)
+            assert digits.sub("", found) == digits.sub("", said)
     assert (before_training, n_printing) == (False, 7)
     assert names["accuracy"](3) > 0.2, "twenty steps of training do better than guessing"
     hidden = [cell["metadata"].get("jupyter", {}).get("source_hidden", False) for cell in code]
     unfolded = re.sub(r"<details>.*?</details>", "", TEXT, flags=re.DOTALL)
     assert hidden == [cell["source"] not in unfolded for cell in code]
     assert {*hidden} == {True, False}
-
-    def links_in(parts: Any) -> list[str]:
-        return re.findall(r"\]\((?!http|#)(.*?)(?:#.*?)?\)", text_of(parts))
-
-    def text_of(parts: Any) -> str:
-        return "".join(cell["source"] for cell in parts if cell["cell_type"] == "markdown")
-
-    assert all(Path(link).exists() for link in links_in(content["cells"]))  # from where the notebook lies
-    text = text_of(parts := make_notebook.notebook(ROOT)["cells"])
+    for folder, parts in ((tmp_path, content), (ROOT, make_notebook.notebook(ROOT))):  # links from where it lies
+        text = "".join(cell["source"] for cell in parts["cells"] if cell["cell_type"] == "markdown")
+        links = re.findall(r"\]\((?!http|#)(.*?)(?:#.*?)?\)", text)
+        assert len(links) > 15
+        assert all((folder / link).exists() for link in links)
     assert not re.search(r"<details>|\$`|```math|<!--", text)
     assert all(f"**{line}**" in text for line in re.findall(r"<summary>(.*?)</summary>", TEXT))
     (torch_cell,) = [cell for cell in cells() if cell.needs_torch]
     assert torch_cell.output.strip()
     assert f"```text\n{torch_cell.output}```" in text  # what it prints, too
-    assert len(links := links_in(parts)) > 15
-    assert all((ROOT / link).exists() for link in links)
     capsys.readouterr()
     assert "File exists" in failure(make_notebook, ["my_lesson.ipynb"], capsys)
     assert "neither in .ipynb nor in .py" in failure(make_notebook, ["my_lesson.txt"], capsys)
     usage_error(make_notebook, [], capsys)
-
-
-def test_the_program_is_the_code_of_the_page(tmp_path: Path, capsys: Capture) -> None:
-    path = tmp_path / "my_lesson.py"
-    assert make_notebook.main([str(path)]) == 0
-    assert capsys.readouterr().out == f"wrote {path}\n"
-    code = "\n".join(cell.source for cell in cells() if cell.is_code and not cell.needs_torch)
-    assert ast.dump(ast.parse(path.read_text(encoding="utf-8"))) == ast.dump(ast.parse(code))
+    assert make_notebook.main(["my_lesson.py"]) == 0
+    program = "\n".join(cell.source for cell in cells() if cell.is_code and not cell.needs_torch)
+    assert ast.dump(ast.parse(Path("my_lesson.py").read_text(encoding="utf-8"))) == ast.dump(ast.parse(program))
 
 
 def test_the_same_network_in_pytorch(capsys: Capture, monkeypatch: Patch) -> None:
@@ -131,10 +119,14 @@ def test_one_function_has_one_text() -> None:
     assert {name: reference[name] for name in ours} == ours
 
 
+def number(text: str) -> float:
+    return float(text.replace("−", "-"))
+
+
 def votes_in_tables() -> list[list[list[float]]]:
     """Of the first example in rows 0 to 3, of the second in 4 to 7."""
     rows = re.findall(r"^\| \d \| \((.*?)\) \| \((.*?)\) \|$", TEXT, re.MULTILINE)
-    return [[[float(n.replace("−", "-")) for n in vote.split(", ")] for vote in row] for row in rows]
+    return [[[*map(number, vote.split(", "))] for vote in row] for row in rows]
 
 
 def test_dynamic_routing_by_hand_has_the_numbers_of_its_code() -> None:
@@ -147,8 +139,10 @@ def test_dynamic_routing_by_hand_has_the_numbers_of_its_code() -> None:
     np.testing.assert_allclose(np.linalg.norm(v, axis=1), [0.69, 0.06], atol=0.005)
 
 
-def numbers(row: str) -> list[float]:
-    return [float(n.replace("−", "-")) for n in re.findall(r"−?\d+\.\d+", row)]
+def table(row: str) -> list[list[float]]:
+    """The numbers with a point of the rows of this form."""
+    rows = re.findall(row, TEXT, re.MULTILINE)
+    return [[*map(number, re.findall(r"−?\d+\.\d+", found))] for found in rows]
 
 
 def test_em_routing_by_hand_has_the_numbers_of_its_code_and_the_votes_of_the_explorer() -> None:
@@ -157,32 +151,28 @@ def test_em_routing_by_hand_has_the_numbers_of_its_code_and_the_votes_of_the_exp
     (start,) = re.findall(r"^const START = (.*);$", script, re.MULTILINE)
     assert votes_in_tables()[4:] == votes.tolist() == json.loads(start)
     assert f"floor: {pictures.EM_FLOOR}, betaA: {pictures.EM_BETA_A:g}" in script
-    r, by_iteration = np.full((4, 2), 0.5), list[list[float]]()
+    r, by_iteration, beta_a = np.full((4, 2), 0.5), list[list[float]](), np.full(2, pictures.EM_BETA_A)
     for t in range(3):
-        beta_a = np.full(2, pictures.EM_BETA_A)
         mu, sigma_sq, z = solutions.m_step(r, np.ones(4), votes, beta_a, np.zeros(2), 1.0, pictures.EM_FLOOR)
         a = solutions.sigmoid(z)
         by_iteration.append([*r.sum(axis=0), *a])
         r = solutions.e_step(mu, sigma_sq, z, votes)
         if t == 0:
-            table = [numbers(row) for row in re.findall(r"^\| [AB] \| .*", TEXT, re.MULTILINE)]
-            expected = np.column_stack([mu, sigma_sq, beta_a - z])
-            np.testing.assert_allclose([row[:5] for row in table], expected, atol=0.0006)
-            np.testing.assert_allclose([row[5] for row in table], a, atol=0.00006)
+            *parents, of_a = zip(*table(r"^\| [AB] \| .*"), strict=True)
+            np.testing.assert_allclose(np.transpose(parents), np.column_stack([mu, sigma_sq, beta_a - z]), atol=0.0006)
+            np.testing.assert_allclose(of_a, a, atol=0.00006)
             log_p = -0.5 * ((votes - mu) ** 2 / sigma_sq + np.log(sigma_sq)).sum(axis=2)
-            rows = re.findall(r"^\| \d \| −.* \| 0\.\d+ \| 0\.\d+ \|$", TEXT, re.MULTILINE)
-            table = [numbers(row) for row in rows]
-            np.testing.assert_allclose(table, np.column_stack([log_p, r]), atol=0.0006)
-    table = [numbers(row) for row in re.findall(r"^\| \d \| \d\.\d\d \| \d\.\d\d \| .*", TEXT, re.MULTILINE)]
-    np.testing.assert_allclose(table, by_iteration, atol=0.006)
+            children = table(r"^\| \d \| −.* \| 0\.\d+ \| 0\.\d+ \|$")
+            np.testing.assert_allclose(children, np.column_stack([log_p, r]), atol=0.0006)
+    np.testing.assert_allclose(table(r"^\| \d \| \d\.\d\d \| \d\.\d\d \| .*"), by_iteration, atol=0.006)
 
 
 def test_the_answers_to_the_exercises_are_those_of_the_solutions() -> None:
     plan = (ROOT / "lesson" / "plan.md").read_text(encoding="utf-8")
     other = pictures.WORKED_EXAMPLE.copy()
     other[3, 0] = 0
-    a, b = np.linalg.norm(solutions.dynamic_routing(pictures.WORKED_EXAMPLE, 3)[0], axis=1)
-    a_now, b_now = np.linalg.norm(solutions.dynamic_routing(other, 3)[0], axis=1)
+    (a, b), (a_now, b_now) = (np.linalg.norm(solutions.dynamic_routing(votes, 3)[0], axis=1)
+                              for votes in (pictures.WORKED_EXAMPLE, other))
     assert f"A has a length of {a:.2f} and B of {b:.2f}. With (0, 0), A is longer, {a_now:.2f}, and" in plan
     assert f"B is shorter, {b_now:.2f}." in plan
     loss, da = solutions.spread_loss(np.full(5, 0.5), 1, 0.2)

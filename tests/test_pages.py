@@ -74,23 +74,18 @@ def test_page(path: Path) -> None:
     assert list(faults(path)) == []
 
 
-@pytest.mark.parametrize(
-    ("source", "fault"),
-    [
-        ("<details>\n**bold**\n</details>", "raw Markdown '**'"),
-        ("The formula \\frac{a}{b} is raw.", "raw Markdown '\\\\frac'"),
-        ("| a | b |\n| 1 | 2 |", "raw Markdown '| a | b |'"),
-        ("#Heading [a] (b)\n\n[a](no_such_file.md)", "dead link no_such_file.md"),
-        ("[a](../../etc)", "dead link ../../etc"),
-        ("# One\n\n[a](#two)", "dead anchor #two"),
-        ("[a](docs/how_capsules_work.md#9-nothing)", "dead anchor docs/how_capsules_work.md#9-nothing"),
-        ("![a](viz/none.png)", "dead link viz/none.png"),
-        ("<!-- table: x -->\n\n| a | b |\n|---|---|\n| 1 | `**` |\n\n<!-- end -->", None),
-        ("# Two  words, `code`\n\n[a](#two--words-code) and $`\\frac{a}{b}`$.", None),
-        ("# Same\n\n# Same\n\n[a](#same) and [b](#same-1)", None),
-        ("```math\n\\frac{a}{b}\n```\n[a](docs/how_capsules_work.md#2-squash)", None),
-    ],
-)
+@pytest.mark.parametrize(("source", "fault"), [
+    ("<details>\n**bold**\n</details>", "raw Markdown '**'"),
+    ("The formula \\frac{a}{b} is raw.", "raw Markdown '\\\\frac'"),
+    ("| a | b |\n| 1 | 2 |", "raw Markdown '| a | b |'"),
+    ("#Heading [a] (b)\n\n[a](no_such_file.md)", "dead link no_such_file.md"),
+    ("[a](../../etc)", "dead link ../../etc"),
+    ("# One\n\n[a](#two)", "dead anchor #two"),
+    ("[a](docs/how_capsules_work.md#9-nothing)", "dead anchor docs/how_capsules_work.md#9-nothing"),
+    ("![a](viz/none.png)", "dead link viz/none.png"),
+    ("# Two  words, `code`\n\n[a](#two--words-code) and $`\\frac{a}{b}`$.", None),
+    ("# Same\n\n# Same\n\n[a](#same) and [b](#same-1)", None),
+])
 def test_planted_faults_are_found(source: str, fault: str | None) -> None:
     assert next(faults(ROOT / "README.md", source), None) == fault
 
@@ -218,16 +213,11 @@ def test_the_command_of_a_page_is_that_of_the_result(path: str, words: list[str]
     assert [word for word in words[:k] + words[k + 2 :] if word != "--resume"] == stored
 
 
-@pytest.mark.parametrize(
-    ("script", "flag"),
-    [
-        (visualize_multimnist_capsnet, "--figures=scaling"),
-        (visualize_capsule_attacks, "--figures=attack_seeds"),
-        (visualize_conv_matrix_capsules, "--figures=novel_viewpoints"),
-        (visualize_conv_matrix_capsules, "--figures=table_2"),
-    ],
-)
-def test_figures_of_committed_results_are_drawn(script: Any, flag: str, tmp_path: Path, monkeypatch: Patch) -> None:
+@pytest.mark.parametrize(("script", "figure"), [
+    (visualize_multimnist_capsnet, "scaling"), (visualize_capsule_attacks, "attack_seeds"),
+    (visualize_conv_matrix_capsules, "novel_viewpoints"), (visualize_conv_matrix_capsules, "table_2"),
+])
+def test_figures_of_committed_results_are_drawn(script: Any, figure: str, tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.chdir(ROOT)
-    assert script.main([flag, "--outdir", str(tmp_path)]) == 0
+    assert script.main([f"--figures={figure}", f"--outdir={tmp_path}"]) == 0
     assert len(list(tmp_path.rglob("*.png"))) == 1

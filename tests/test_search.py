@@ -39,28 +39,27 @@ def test_the_winner_is_found_beyond_the_edge_and_no_run_is_made_twice(
     monkeypatch.setattr(m, "run_once", run_once)
     monkeypatch.chdir(tmp_path)
     assert m.main(["--condition", "azimuths"]) == 0
-    out = "results/search/shapes_azimuths_dense_capsules_2_iterations.json"
-    found = json.loads(Path(out).read_text())
+    assert capsys.readouterr().out.endswith(": rate, decay and epochs [0.008, 0.3, 40]; twice as long -0.010\n")
+    out = Path("results/search/shapes_azimuths_dense_capsules_2_iterations.json")
+    found, n = parse_json(out), len(asked)
     assert found["command"] == f"python -m evidence.search --condition azimuths --out {out}"
-    assert found["winner"] == [0.008, 0.3, 40]
+    assert (found["environment"]["threads"], found["winner"]) == (1, [0.008, 0.3, 40])
     assert max(found["axes"][0]) == 0.016  # beyond the winner, whose familiar views are forgotten
     assert found["doubled_length"]["change"] == pytest.approx(-0.01)
-    assert len(asked) == len(set(asked))
+    assert n == len(set(asked))
     assert {seed for _, seed in asked} == set(range(100, 196))
     assert {chosen for chosen, seed in asked if seed >= 148} == {(0.008, 0.3, 40), (0.008, 0.3, 80)}
     rows = {tuple(row[:3]): row[3] for row in found["tables"]["grid"]["rows"]}
     assert {n for chosen, n in rows.items() if chosen[:2] != (0.008, 0.3)} == {2, 6, 16, 48}
     assert rows[0.008, 0.3, 40] == 96
     assert found["fresh"]["held_out"] == pytest.approx(0.8 + 0.001 * np.mean([seed % 3 for seed in range(148, 196)]))
-    n = len(asked)
     again = m.search(m.Config(), Path("results/search/runs"))  # from the kept runs
-    assert capsys.readouterr().out.endswith(": rate, decay and epochs [0.008, 0.3, 40]; twice as long -0.010\n")
     assert {name: found[name] for name in again} == json.loads(json.dumps(again))
     assert len(asked) == n
     monkeypatch.setattr(m, "ProcessPoolExecutor", ThreadPoolExecutor)
-    Path("results/search/runs/shapes_azimuths_dense_capsules_2_iterations.jsonl").unlink()
+    Path("results/search/runs", f"{out.stem}.jsonl").unlink()
     assert m.main(["--condition", "azimuths", "--jobs", "3"]) == 0
-    at_once = json.loads(Path(out).read_text())
+    at_once = parse_json(out)
     assert [at_once[name] for name in again] == [found[name] for name in again]
     assert len(asked) == 2 * n
 
@@ -93,30 +92,29 @@ def test_a_longer_training_that_gains_on_fresh_seeds_wins(tmp_path: Path, monkey
     assert 160 in found["axes"][2]
 
 
-def test_the_shorter_lengths_of_a_cnn_come_from_its_longest_training(tmp_path: Path, monkeypatch: Patch) -> None:
-    asked: list[Any] = []
-
+def test_a_search_on_digits_doubles_nothing(tmp_path: Path, monkeypatch: Patch, capsys: Capture) -> None:
     def run_once(config: m.Config, chosen: m.Setting, seed: int) -> dict[int, dict[str, float]]:
-        asked.append((chosen, seed))
-        return {k: accuracy(config, (*chosen[:2], k), seed) for k in range(1, chosen[2] + 1)}
+        return {4: {"both": 0.7 - abs(chosen[0] / 0.04 - 1) / 10 - abs(chosen[1] - 0.3) / 100}}
 
     monkeypatch.setattr(m, "run_once", run_once)
-    found = m.search(m.Config(model="cnn"), tmp_path)
-    assert found["winner"] == [0.008, 0.3, 40]
-    first = [(0.00025, decay, 80) for decay in (0, 0.3, 1, 3)]
-    assert {chosen for chosen, seed in asked if chosen[0] == 0.00025 and seed == 100} == set(first)
-    assert {row[2] for row in found["tables"]["grid"]["rows"]} == {10, 20, 40, 80}
+    monkeypatch.chdir(tmp_path)
+    assert m.main(["--network", "capsnet", "--out", "new/own.json"]) == 0
+    said = "mnist_overlaps_48000_capsnet_capsules_3_iterations: rate, decay and epochs [0.04, 0.3, 4]\n"
+    assert capsys.readouterr().out == said
+    stored = parse_json(Path("new/own.json"))
+    assert stored["command"] == "python -m evidence.search --network capsnet --out new/own.json"
+    assert "doubled_length" not in stored
 
 
 def test_a_run_is_the_scripts_own_training(monkeypatch: Patch) -> None:
     """Lengths before one that goes wrong keep their accuracies."""
-    found = m.run_once(m.Config(model="cnn"), (0.001, 1.0, 11), 100)
     config = m.smallnorb.Config(dataset="shapes", seed=100, cnn_epochs=11, cnn_lr=0.001, cnn_weight_decay=1.0)
-    states = m.smallnorb.train_all(config, m.smallnorb.make_data(config), names=("cnn_matched",))
-    history = states["cnn_matched"].history
-    assert found == {
-        k: {part: round(history[f"{part}_accuracy"][k - 1], 5) for part in ("familiar", "held_out")} for k in (10, 11)
+    state = m.smallnorb.train_all(config, m.smallnorb.make_data(config), names=("cnn_matched",))["cnn_matched"]
+    found = {
+        k: {part: round(state.history[f"{part}_accuracy"][k - 1], 5) for part in ("familiar", "held_out")}
+        for k in (10, 11)
     }
+    assert m.run_once(m.Config(model="cnn"), (0.001, 1.0, 11), 100) == found
     of_grids = m.run_once(m.Config(network="convolutional", condition="elevations", em_iters=1), (0.01, 1.0, 1), 100)
     ranges: Any = {"train_elevations": (10, 35), "test_elevations": (40, 70)}
     other = m.conv.Config(dataset="shapes", seed=100, n_epochs=1, lr=0.01, em_iters=1, weight_decay=1.0, **ranges)
@@ -124,7 +122,6 @@ def test_a_run_is_the_scripts_own_training(monkeypatch: Patch) -> None:
     assert of_grids[1]["held_out"] == round(history["held_out_accuracy"][-1], 5)
 
     def stopped(config: Any, data: Any, *, callback: Any, **more: Any) -> None:  # after its tenth epoch
-        state = states["cnn_matched"]
         state.history = {name: values[:10] for name, values in state.history.items()}
         callback(state, True)
         raise UserError("not finite")
@@ -147,9 +144,7 @@ def test_a_run_under_attack_has_the_accuracy_of_the_attacks_on_its_networks(
     module, asked, name = m.training_of(config, chosen, 100)
     rates = (asked.cnn_lr, asked.cnn_weight_decay) if model == "cnn" else (asked.lr, asked.weight_decay)
     assert (*rates, asked.standardize, asked.n_attack) == (0.001, 1.0, "image", 50)
-    data = module.make_data(asked)
-    train_all = module.train_all
-    trainings: list[Any] = []
+    trainings, train_all = list[Any](), module.train_all
 
     def train(config: Any, *given: Any, **more: Any) -> Any:
         trainings.append((config, train_all(config, *given, **more)))
@@ -157,10 +152,9 @@ def test_a_run_under_attack_has_the_accuracy_of_the_attacks_on_its_networks(
 
     monkeypatch.setattr(module, "train_all", train)
     found = m.run_once(config, chosen, 100)
-    assert list(found) == lengths
     ((used, states),) = trainings
-    assert used == asked
-    attacked = m.attacked_accuracy(asked, name, states[name].params, data)
+    assert (list(found), used) == (lengths, asked)
+    attacked = m.attacked_accuracy(asked, name, states[name].params, module.make_data(asked))
     right = states[name].history["familiar_accuracy" if network == "dense" else "accuracy"][-1]
     assert found[lengths[-1]] == {"familiar": round(right, 5), "attacked": round(attacked, 5)}
     assert attacked < right
@@ -168,22 +162,6 @@ def test_a_run_under_attack_has_the_accuracy_of_the_attacks_on_its_networks(
         lines = (RESULTS / "runs" / f"{config.name}.jsonl").read_text().splitlines()
         kept = {(*chosen[:2], seed): run["10"] for chosen, seed, run in map(json.loads, lines) if "10" in run}
         assert found[10]["attacked"] == pytest.approx(kept[0.001, 1, 100]["attacked"], abs=0.041)
-
-
-def test_a_search_on_digits_doubles_nothing(tmp_path: Path, monkeypatch: Patch, capsys: Capture) -> None:
-    def run_once(config: m.Config, chosen: m.Setting, seed: int) -> dict[int, dict[str, float]]:
-        return {4: {"both": 0.7 - abs(chosen[0] / 0.04 - 1) / 10 - abs(chosen[1] - 0.3) / 100}}
-
-    monkeypatch.setattr(m, "run_once", run_once)
-    monkeypatch.chdir(tmp_path)
-    argv = ["--network", "capsnet", "--out", "new/own.json"]
-    assert m.main(argv) == 0
-    name = "mnist_overlaps_48000_capsnet_capsules_3_iterations"
-    assert capsys.readouterr().out == f"{name}: rate, decay and epochs [0.04, 0.3, 4]\n"
-    stored = parse_json(Path("new/own.json"))
-    assert stored["command"] == shlex.join(["python", "-m", "evidence.search", *argv])
-    assert stored["environment"]["threads"] == 1
-    assert "doubled_length" not in stored
 
 
 @pytest.mark.parametrize(("model", "name", "own"), [

@@ -27,14 +27,6 @@ def runs_of(values: dict[str, list[float]]) -> list[dict[str, Any]]:
     ]
 
 
-def comparison_of(**settings: dict[str, list[float]]) -> dict[str, Any]:
-    """As compare_seeds.py writes it."""
-    entries = {
-        name: {"values": {"lr": name}, "config": {"lr": name}, "runs": runs_of(v)} for name, v in settings.items()
-    }
-    return {"headline": "x_accuracy", "reference": "capsules", "config": {"n_epochs": 3}, "settings": entries}
-
-
 def test_three_seeds_by_hand() -> None:
     assert (t_quantile(3), t_quantile(4)) == (pytest.approx(T_2), pytest.approx(T_3))
     sample, sd = describe_sample([0.2, 0.3, 0.7]), math.sqrt((0.04 + 0.01 + 0.09) / 2)
@@ -47,16 +39,16 @@ def test_three_seeds_by_hand() -> None:
 @pytest.mark.parametrize("order", [("capsules", "cnn"), ("cnn", "capsules")])
 @pytest.mark.parametrize(("sign", "word", "higher"), [(1, "higher", 5), (-1, "lower", 0)])
 def test_a_pair_by_hand_whatever_the_order(order: tuple[str, str], sign: int, word: str, higher: int) -> None:
-    """Differences of 0.1, 0.2, 0.1, 0.2 and 0.15, or their negatives."""
+    """Differences of 0.1, 0.2, 0.1, 0.2 and 0.15, or their negatives. A tie is not higher."""
     cnn = np.array([0.5, 0.6, 0.4, 0.7, 0.3])
     values = {"cnn": cnn.tolist(), "capsules": (cnn + sign * np.array([0.1, 0.2, 0.1, 0.2, 0.15])).tolist()}
     summary = summarise(runs_of({name: values[name] for name in order}), "capsules")
-    assert list(summary["models"]) == list(order)
-    assert list(summary["paired"]) == ["cnn"]
+    assert (list(summary["models"]), list(summary["paired"])) == (list(order), ["cnn"])
     pair = summary["paired"]["cnn"]["x_accuracy"]
     half = T_4 * 0.05 / math.sqrt(5)
     np.testing.assert_allclose([pair["mean"], pair["low"], pair["high"]], sign * 0.15 + np.array([0, -half, half]))
     assert (pair["verdict"], pair["higher"], pair["n"]) == (word, higher, 5)
+    assert compare_pairs([0.5, 0.6, 0.7, 0.8, 0.9], [0.5, 0.6, 0.7, 0.8, 0.5])["higher"] == 1
 
 
 def test_the_verdict_is_the_intervals_with_five_seeds_or_more() -> None:
@@ -67,39 +59,36 @@ def test_the_verdict_is_the_intervals_with_five_seeds_or_more() -> None:
         assert verdict({"n": 4, "low": low, "high": high}) is None
 
 
-def test_a_tie_is_not_higher() -> None:
-    pair = compare_pairs([0.5, 0.6, 0.7, 0.8, 0.9], [0.5, 0.6, 0.7, 0.8, 0.5])
-    assert (pair["higher"], pair["verdict"]) == (1, "undecided")
-
-
 def test_what_not_every_run_has_is_left_out() -> None:
     made = runs_of({"cnn": [0.7, 0.6], "capsules": [0.9, 0.8]})
     made[0]["models"]["other"] = {"n_params": 1, "x_accuracy": 0.5}
     made[0]["models"]["cnn"]["first"] = made[1]["models"]["cnn"]["second"] = 1.0
-    summary = summarise(made, "capsules")
-    assert list(summary["models"]) == ["cnn", "capsules"]
-    assert list(summary["models"]["cnn"]) == ["n_params", "x_accuracy"]
+    models = summarise(made, "capsules")["models"]
+    assert (list(models), list(models["cnn"])) == (["cnn", "capsules"], ["n_params", "x_accuracy"])
 
 
 def test_a_file_is_read_with_its_means_and_whole_configurations(tmp_path: Path) -> None:
+    one, many = tmp_path / "one.json", tmp_path / "C#" / "parts.json"
     first = comparison_of(low={"capsules": [0.3, 0.3]}, high={"capsules": [0.4, 0.8]})
-    save_result(path := tmp_path / "one.json", first)
-    settings = read_comparison(path)["settings"]
+    save_result(one, first)
+    settings = read_comparison(one)["settings"]
     assert settings["low"]["config"] == {"n_epochs": 3, "lr": "low"}
     assert settings["high"]["models"]["capsules"]["x_accuracy"]["mean"] == pytest.approx(0.6)
-    parts = {"a": first, "b": comparison_of(only={"cnn": [0.1]})}
-    save_result(path := tmp_path / "C#" / "parts.json", {"parts": parts})
-    assert list(read_comparison(f"{path}#b")["settings"]) == ["only"]
+    save_result(many, {"parts": {"a": first, "b": comparison_of(only={"cnn": [0.1]})}})
+    assert list(read_comparison(f"{many}#b")["settings"]) == ["only"]
+    save_result(tmp_path / "none.json", {"settings": {}})
     for where, message in (
-        (path, "has no part '', but a, b"),
-        (f"{path}#c", "has no part 'c', but a, b"),
-        (f"{tmp_path / 'one.json'}#a", "has no part 'a', but none"),
+        (many, "has no part '', but a, b"), (f"{many}#c", "has no part 'c', but a, b"),
+        (f"{one}#a", "has no part 'a', but none"), (tmp_path / "none.json", "is not a comparison of seeds"),
     ):
         with pytest.raises(OSError, match=message):
             read_comparison(where)
-    save_result(path, {"settings": {}})
-    with pytest.raises(OSError, match="is not a comparison of seeds"):
-        read_comparison(path)
+
+
+def comparison_of(**settings: dict[str, list[float]]) -> dict[str, Any]:
+    """As compare_seeds.py writes it."""
+    entries = {name: {"values": {}, "config": {"lr": name}, "runs": runs_of(v)} for name, v in settings.items()}
+    return {"headline": "x_accuracy", "reference": "capsules", "config": {"n_epochs": 3}, "settings": entries}
 
 
 def test_without_scipy_there_is_no_interval(monkeypatch: Patch) -> None:
