@@ -25,9 +25,9 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from more import conv_matrix_capsules as conv, what_routing_does as experiment
+from more import conv_matrix_capsules as conv, what_routing_does as study
 
-RESULTS = Path("results") / experiment.EXPERIMENT / "assignments.json#routed"
+RESULTS = Path("results") / study.EXPERIMENT / "assignments.json#routed"
 VARIANTS: dict[str, tuple[ModelStyle, dict[str, Any]]] = {  # what is replaced
     "routed": (EM_CAPSULES._replace(label="EM routing, spread loss"), {}),
     "even": (ModelStyle("even assignments", "even", SKY, "s"), {"assignments": "even"}),
@@ -42,7 +42,7 @@ TITLES = {"train_loss": "training loss, each one's own", **VIEWPOINT_METRICS}
 class Config(Settings):
     seed: int | None = setting(None, int_in(0, 2**32 - 1), "Seed of the shapes and the trainings.",
         shown="that of the median accuracy of the results", usual=True)
-    n_epochs: int = redeclared(experiment.Config, "n_epochs", conv.Config().n_epochs)
+    n_epochs: int = redeclared(study.Config, "n_epochs", conv.Config().n_epochs)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,18 +60,18 @@ def draw_training_curves(of: tuple[Config, Options]) -> Figure:
         who = f"seed {seed}" + f", the median of {len(runs)}" * (config.n_epochs == conv.Config().n_epochs)
     states: dict[str, TrainState] = {}
     for name, (_, parts) in VARIANTS.items():
-        one = experiment.Config(seed=seed, n_epochs=config.n_epochs, **parts)
-        data = experiment.make_data(one)
-        trained = experiment.train_all(one, data, RunOptions(quiet=options.quiet, threads=options.threads))
+        one = study.Config(seed=seed, n_epochs=config.n_epochs, **parts)
+        data = study.make_data(one)
+        trained = study.train_all(one, data, RunOptions(quiet=options.quiet, threads=options.threads))
         states[name] = trained["capsules"]
     length = f"{plural(config.n_epochs, 'epoch')} of {len(data.train.labels):,} images"
-    chance = 1 / experiment.network_config(one).n_classes
+    chance = 1 / study.network_config(one).n_classes
     subtitle = f"{DATASET_NAMES['shapes']}, azimuths held out · convolutional matrix capsules · {length} · {who}"
     return draw_histories(subtitle, TITLES, states, STYLES, chance, below=True)
 
 
 main = figure_script(
-    experiment.EXPERIMENT, Config, Options,
+    study.EXPERIMENT, Config, Options,
     "Draw how matrix capsules learn with EM routing, and with one part replaced.",
     ("", "The four trainings and the picture: about 40 seconds."),
     ("--seed 1 --n-epochs 2", "Of another seed, and shorter: about 15 seconds."),

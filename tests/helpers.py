@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-import multimnist_capsnet as digits
+import multimnist_capsnet as multimnist
 from data.stroke_digits import stroke_digits
 from more import attacks
 from smallnorb_novel_viewpoint import init_state, parse
@@ -286,10 +286,10 @@ def smallest(monkeypatch: Patch) -> None:
 
 
 @functools.cache
-def strokes() -> digits.Digits:
+def strokes() -> multimnist.Digits:
     """600 drawn digits to train on, 300 to test on."""
     train, test = (stroke_digits(np.random.default_rng(k), n) for k, n in ((0, 600), (1, 300)))
-    return digits.Digits("strokes", *train, *test)
+    return multimnist.Digits("strokes", *train, *test)
 
 
 @functools.cache
@@ -297,7 +297,7 @@ def digits_folder() -> Path:
     """Those digits as the four files of MNIST, in a folder of this process."""
     folder = Path(tempfile.mkdtemp(prefix="digits"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    for stem, array in zip(digits.MNIST_SHA256, strokes()[1:], strict=True):
+    for stem, array in zip(multimnist.MNIST_SHA256, strokes()[1:], strict=True):
         (folder / f"{stem}.gz").write_bytes(gzip.compress(idx(array), 1))
     return folder
 

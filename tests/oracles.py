@@ -10,8 +10,8 @@ import autograd.numpy as anp
 import numpy as np
 from autograd.tracer import getval
 
-import multimnist_capsnet as digits
-import smallnorb_novel_viewpoint as views
+import multimnist_capsnet as multimnist
+import smallnorb_novel_viewpoint as smallnorb
 from helpers import Array
 
 Constants = tuple[Any, Any, Any]  # r, mass and mu of the last M-step
@@ -46,7 +46,7 @@ def plain_em_routing(
         if constants is not None:
             lambda_, r = lambdas[-1], constants[0]
         ra = r * a_in[..., None]
-        mass = anp.sum(ra, axis=2) + views.MASS_FLOOR if constants is None else constants[1]
+        mass = anp.sum(ra, axis=2) + smallnorb.MASS_FLOOR if constants is None else constants[1]
         weight = (ra / mass[:, :, None])[..., None]
         mu = anp.sum(weight * votes, axis=2)
         centre = (mu if constants is None else constants[2])[:, :, None]
@@ -95,11 +95,11 @@ def plain_capsules(params: Any, x: Any, config: Any, constants: Any = None) -> t
     """Class scores of smallnorb_novel_viewpoint's capsules, and what ``constants`` takes."""
     hidden = anp.maximum(plain_conv(x, params["conv1.w"], params["conv1.b"], 2, 2), 0)
     primary = anp.dot(anp.reshape(hidden, (len(x), -1)), params["primary.w"]) + params["primary.b"]
-    n_pose = views.N_PRIMARY * views.POSE_SIDE**2
-    pose = anp.reshape(primary[:, :n_pose], (len(x), views.N_PRIMARY, views.POSE_SIDE, views.POSE_SIDE))
+    n_pose = smallnorb.N_PRIMARY * smallnorb.POSE_SIDE**2
+    pose = anp.reshape(primary[:, :n_pose], (len(x), smallnorb.N_PRIMARY, smallnorb.POSE_SIDE, smallnorb.POSE_SIDE))
     votes = anp.einsum("nipq,ijqr->nijpr", pose, params["class.w"])
-    votes = anp.reshape(votes, (len(x), 1, views.N_PRIMARY, views.N_CLASSES, views.POSE_SIDE**2))
-    a_in = anp.reshape(sigmoid(primary[:, n_pose:]), (len(x), 1, views.N_PRIMARY))
+    votes = anp.reshape(votes, (len(x), 1, smallnorb.N_PRIMARY, smallnorb.N_CLASSES, smallnorb.POSE_SIDE**2))
+    a_in = anp.reshape(sigmoid(primary[:, n_pose:]), (len(x), 1, smallnorb.N_PRIMARY))
     betas = params["class.beta_a"], params["class.beta_v"]
     mu, a, found = plain_em_routing(votes, a_in, *betas, config.lambdas, config.variance_floor, constants=constants)
     return plain_scores(mu[:, 0], a[:, 0], config.loss), found
@@ -161,7 +161,7 @@ def plain_conv_capsules(params: Any, x: Any, config: Any, constants: Any = None)
 
 
 def plain_capsnet(
-    p: Any, batch: digits.Batch, config: Any, names: dict[str, str], n: int, couplings: Any = None
+    p: Any, batch: multimnist.Batch, config: Any, names: dict[str, str], n: int, couplings: Any = None
 ) -> tuple[Any, dict[str, Any]]:
     """The loss of multimnist_capsnet's CapsNet with the parts of what_routing_does, with all votes stored, and what is
     reported. ``couplings`` (I, J): those of every image, without routing."""
@@ -169,12 +169,12 @@ def plain_capsnet(
     def squash(s: Any, divisor: float) -> Any:
         if names.get("activation") == "published":
             s = s / divisor + 0.1
-        q = anp.sum(s * s, axis=2, keepdims=True) + digits.SQUASH_EPS
+        q = anp.sum(s * s, axis=2, keepdims=True) + multimnist.SQUASH_EPS
         return s * anp.sqrt(q) / (1 + q)
 
     B, L = batch.labels.shape
     h = anp.maximum(plain_conv(batch.images[..., None], p["conv1.w"], p["conv1.b"], 1), 0)
-    u = anp.reshape(plain_conv(h, p["primary.w"], p["primary.b"], 2), (B, -1, digits.PRIMARY_SIZE))  # (B, I, P)
+    u = anp.reshape(plain_conv(h, p["primary.w"], p["primary.b"], 2), (B, -1, multimnist.PRIMARY_SIZE))  # (B, I, P)
     is_squashed = names.get("activation") != "relu"
     u = squash(u, 32) if is_squashed else anp.maximum(u, 0)
     w = p["routing.w"] * np.ones((u.shape[1], 1, 1, 1)) if names.get("transform") == "shared" else p["routing.w"]
@@ -190,11 +190,11 @@ def plain_capsnet(
         v = squash(v, 1) if is_squashed else v
         if t < n_iters - 1:
             logits = logits + anp.einsum("bijd,bjd->bij", votes, v)
-    lengths = anp.sqrt(anp.sum(v * v, axis=2) + digits.SQUASH_EPS)
+    lengths = anp.sqrt(anp.sum(v * v, axis=2) + multimnist.SQUASH_EPS)
     loss, error = plain_loss(lengths, batch.labels, names.get("loss", "margin"), n), 0.0
     for b, digit in np.ndindex(B, L):
         j = batch.labels[b, digit]
-        x = v[b, j] @ p["decoder1.w"][j * digits.CAPSULE_SIZE : (j + 1) * digits.CAPSULE_SIZE] + p["decoder1.b"]
+        x = v[b, j] @ p["decoder1.w"][j * multimnist.CAPSULE_SIZE : (j + 1) * multimnist.CAPSULE_SIZE] + p["decoder1.b"]
         x = anp.maximum(x, 0) @ p["decoder2.w"] + p["decoder2.b"]
         x = sigmoid(anp.maximum(x, 0) @ p["decoder3.w"] + p["decoder3.b"])
         error = error + anp.sum((x - batch.sources[b, digit].ravel()) ** 2)

@@ -13,10 +13,10 @@ from unittest.mock import MagicMock, Mock
 import numpy as np
 import pytest
 
-import multimnist_capsnet as m
-import smallnorb_novel_viewpoint as views
+import multimnist_capsnet as multimnist
+import smallnorb_novel_viewpoint as smallnorb
 from benchmarks import (
-    __main__ as program, conv_matrix_capsules, figure, measure, multimnist as benchmark, scaling, smallnorb,
+    __main__ as program, conv_matrix_capsules, figure, measure, multimnist as benchmark, scaling, smallnorb as dense,
 )
 from figure_checks import check_held, drawn
 from helpers import Capture, Patch, usage_error
@@ -94,7 +94,7 @@ def test_a_step_that_takes_200_mib_and_gives_them_back_has_a_peak_above_them() -
 def test_bare_products_are_those_of_the_layers(monkeypatch: Patch) -> None:
     """By hand, of 4 images. Dense: two of conv1, three of the dense layer, three of the votes. CapsNet: three of each
     layer, but the images have no gradient."""
-    steps = smallnorb.matrix_products_step(B), benchmark.usual_products_step(B, 1)
+    steps = dense.matrix_products_step(B), benchmark.usual_products_step(B, 1)
     monkeypatch.setattr(np, "matmul", products := Mock(wraps=np.matmul))
     for step in steps:
         step()
@@ -110,12 +110,12 @@ def test_bare_products_are_those_of_the_layers(monkeypatch: Patch) -> None:
 
 
 def test_a_step_updates_the_parameters_and_has_its_threads(monkeypatch: Patch) -> None:
-    assert isinstance(benchmark.overlay_step(B)(), m.Batch)
-    for module, update in ((m, "update"), (smallnorb, "adamw_step"), (conv_matrix_capsules, "adamw_step")):
+    assert isinstance(benchmark.overlay_step(B)(), multimnist.Batch)
+    for module, update in ((multimnist, "update"), (dense, "adamw_step"), (conv_matrix_capsules, "adamw_step")):
         monkeypatch.setattr(module, update, updated := Mock(wraps=getattr(module, update)))
-        (benchmark if module is m else module).numpy_step(B, threads=1)()
+        (benchmark if module is multimnist else module).numpy_step(B, threads=1)()
         assert updated.call_count == 1
-    crews = (benchmark, "Workers"), (conv_matrix_capsules, "Workers"), (smallnorb, "set_blas_threads")
+    crews = (benchmark, "Workers"), (conv_matrix_capsules, "Workers"), (dense, "set_blas_threads")
     for module, crew in crews:
         monkeypatch.setattr(module, crew, asked := MagicMock())
         for build in filter(None, (module.numpy_step, getattr(module, "usual_products_step", None))):
@@ -133,7 +133,8 @@ def ours(network: str) -> tuple[Any, ...]:
     config, _, batch = module.problem(3)
     config = dataclasses.replace(config, dtype="float64")
     data: Any = [x.astype(float) if x.dtype.kind == "f" else x for x in batch]
-    models: Any = {"smallnorb": views, "matrix_capsules": conv, "multimnist": m}[network].make_models(config)
+    scripts: Any = {"smallnorb": smallnorb, "matrix_capsules": conv, "multimnist": multimnist}
+    models = scripts[network].make_models(config)
     model = models["capsnet" if network == "multimnist" else "capsules"]
     params = {key: p + 0.1 * rng.standard_normal(p.shape) for key, p in init_state(model, config).params.items()}
     if network == "smallnorb":
@@ -141,7 +142,7 @@ def ours(network: str) -> tuple[Any, ...]:
         loss, dscores = model.loss(scores, data[1], 0.0)
         return config, params, data, loss, model.backward(dscores, cache)[0]
     if network == "multimnist":
-        losses, grads = model.loss_and_grads(params, data := m.Batch(*data), 3)
+        losses, grads = model.loss_and_grads(params, data := multimnist.Batch(*data), 3)
     else:
         losses, grads = conv.loss_and_grads(model, 0.0, params, conv.Examples(*data), 3)
     return config, params, data, losses["train_loss"], grads

@@ -16,8 +16,8 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 
-import multimnist_capsnet as digits
-import smallnorb_novel_viewpoint as views
+import multimnist_capsnet as multimnist
+import smallnorb_novel_viewpoint as smallnorb
 from fast.workers import SERIAL
 from helpers import (
     Array, Capture, Patch, check_gradient, config_of, digits_folder, failure, smallest, surviving_mutants,
@@ -39,9 +39,9 @@ EPSILONS, SHORT = (0.02, 0.04, 0.6), attacks.Effort(first_steps=5, most_steps=40
 def test_the_gradients_that_an_attacker_follows(network: str, name: str, vote: bool, monkeypatch: Any) -> None:
     """Those of the network's own scores, the vote attack's among them, and through the standardisation of images: every
     loss against its finite differences. An image of one grey level has no gradient through that."""
-    monkeypatch.setitem(digits.PRESETS, "small", {"conv_channels": 3, "primary_types": 1, "decoder": (8, 8)})
-    monkeypatch.setattr(views, "CONV_CHANNELS", 2)
-    monkeypatch.setattr(views.Config, "n_features", 16 * 16 * 2)
+    monkeypatch.setitem(multimnist.PRESETS, "small", {"conv_channels": 3, "primary_types": 1, "decoder": (8, 8)})
+    monkeypatch.setattr(smallnorb, "CONV_CHANNELS", 2)
+    monkeypatch.setattr(smallnorb.Config, "n_features", 16 * 16 * 2)
     flags = {"matrix": SMALL, "dense": ["--network=dense"], "capsnet": ["--network=capsnet", "--dataset=strokes"],
              "matrix of standardized images": [*SMALL, "--standardize=image"]}
     config: m.Config = config_of(m, [*flags[network], "--dtype=float64"])
@@ -50,9 +50,9 @@ def test_the_gradients_that_an_attacker_follows(network: str, name: str, vote: b
     x = rng.random((2, 28, 28, 1) if network == "capsnet" else (2, 32, 32, 1))
     seen = m.attacked_network(config, name, params, SERIAL, vote)
     if network == "capsnet":
-        own = model.assess(params, digits.Batch(x, labels[:, None], x[:, None]))[0]
+        own = model.assess(params, multimnist.Batch(x, labels[:, None], x[:, None]))[0]
     else:
-        own = model.forward(params, views.standardized(x) if config.standardize == "image" else x)[0]
+        own = model.forward(params, smallnorb.standardized(x) if config.standardize == "image" else x)[0]
     assert vote == (np.abs(seen.scores(x) - own).max() > 1e-6)
     assert list(seen.losses) == ["", "_margin", *(["_cross_entropy"] if name == "capsules" else [])]
     for loss in (*seen.losses.values(), seen.towards(1)):
@@ -87,7 +87,7 @@ def check_losses() -> None:
     rng = np.random.default_rng(5)
     a, labels = rng.uniform(0.01, 0.99, (7, 5)), rng.integers(0, 5, 7)
     z = np.log(a / (1 - a))
-    cross_entropy = attacks.by_image(views.softmax_cross_entropy)
+    cross_entropy = attacks.by_image(smallnorb.softmax_cross_entropy)
     for loss in (attacks.margin_loss, attacks.margin_to(2), cross_entropy):
         odds = attacks.of_log_odds(loss)
         values, da = odds(a, labels)
@@ -95,7 +95,7 @@ def check_losses() -> None:
         expected, dz = loss(z, labels)
         np.testing.assert_allclose(values, expected)
         np.testing.assert_allclose(da * a * (1 - a), dz, rtol=1e-9)  # through the sigmoid nothing of it is lost
-    assert cross_entropy(z, labels)[0].mean() == pytest.approx(views.softmax_cross_entropy(z, labels)[0])
+    assert cross_entropy(z, labels)[0].mean() == pytest.approx(smallnorb.softmax_cross_entropy(z, labels)[0])
     scores = np.array([[3.0, 1.0, 2.0], [0.0, 0.5, 0.25]])
     np.testing.assert_allclose(attacks.margin_loss(scores, np.array([0, 2]))[0], [-1, 0.25])
     values, dscores = attacks.margin_to(2)(scores, np.array([0, 2]))  # of the second image it is the right class
@@ -110,7 +110,7 @@ def check_losses() -> None:
 
 def test_losses_of_float32_keep_what_float64_has() -> None:
     """The gradient of a class that leads by 20 logits, which float32 rounds to 0, and activations near 0."""
-    cross_entropy = attacks.by_image(views.softmax_cross_entropy)
+    cross_entropy = attacks.by_image(smallnorb.softmax_cross_entropy)
     for loss, scores in {cross_entropy: [[20, 0, -3]], attacks.of_log_odds(attacks.margin_loss): [[0.5, 1e-12, 1e-20]],
                          attacks.of_log_odds(cross_entropy): [[0.9999, 1e-9, 1e-12]]}.items():
         exact, dexact = loss(np.array(scores, np.float64), np.zeros(1, np.intp))
@@ -471,12 +471,12 @@ def test_the_library_finds_no_more_than_a_point_more(name: str, seed: int, netwo
 
 def test_the_dense_networks_are_those_of_their_own_script() -> None:
     config = m.Config(network="dense", n_epochs=2, weight_decay=1, seed=3)
-    own = views.Config(dataset="shapes", n_epochs=2, weight_decay=1, cnn_lr=1.25e-4, seed=3)
+    own = smallnorb.Config(dataset="shapes", n_epochs=2, weight_decay=1, cnn_lr=1.25e-4, seed=3)
     assert m.dense_config(config) == own
     given = m.Config(network="dense", lr=0.1, cnn_epochs=3)
     assert (given.lr, given.cnn_lr, given.n_epochs, given.cnn_epochs, given.cnn_weight_decay) == (0.1, 0.1, 80, 3, 3)
     states = m.train_all(config, m.make_data(config))
-    expected = views.train_all(own, views.make_data(own), names=("capsules",))["capsules"]
+    expected = smallnorb.train_all(own, smallnorb.make_data(own), names=("capsules",))["capsules"]
     assert states["capsules"].history == expected.history
     assert states["cnn"].step == states["capsules"].step == 2 * 15
     assert sum(p.size for p in states["cnn"].params.values()) == 558_293
@@ -519,11 +519,11 @@ def test_the_capsnet_is_that_of_the_other_script(monkeypatch: Patch) -> None:
 def test_each_network_is_attacked_along_its_own_gradient_the_others_and_a_second_training(monkeypatch: Patch) -> None:
     """The second one has the same images and the next seed."""
     asked, config = list[Any](), m.Config(seed=7, epsilons=(0.1, 0.3))
-    first = {name: views.TrainState(name, {"of": np.array(7)}) for name in m.MODEL_NAMES}
+    first = {name: smallnorb.TrainState(name, {"of": np.array(7)}) for name in m.MODEL_NAMES}
 
     def train_all(config: m.Config, data: Any, options: Any, names: list[str]) -> dict[str, Any]:
         asked.append((config, data, options.threads, names))
-        return {name: views.TrainState(name, {"of": np.array(config.seed)}) for name in names}
+        return {name: smallnorb.TrainState(name, {"of": np.array(config.seed)}) for name in names}
 
     def seen(config: m.Config, name: str, params: Any, workers: Any, vote: bool = False) -> tuple[Any, ...]:
         return (config.seed, name, int(params["of"]), vote)
@@ -549,7 +549,7 @@ def test_each_network_is_attacked_along_its_own_gradient_the_others_and_a_second
 def test_accuracies_of_both_are_those_of_the_images_that_every_network_classifies_correctly() -> None:
     clean = {"capsules": [True, True, False, True, False], "cnn": [True, False, False, True, True]}
     under = {"capsules": [False, True, False, True, False], "cnn": [True, False, False, True, True]}
-    states, found = {name: views.TrainState(name, {}) for name in clean}, dict[str, attacks.Found]()
+    states, found = {name: smallnorb.TrainState(name, {}) for name in clean}, dict[str, attacks.Found]()
     for name, state in states.items():
         state.append({"accuracy": 0.6})
         right = dict.fromkeys(("fgsm", "worst_case"), np.array([under[name]]))

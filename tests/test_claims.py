@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-import smallnorb_novel_viewpoint as views
+import smallnorb_novel_viewpoint as smallnorb
 from evidence import claims, earlier, report, visualize_claims
 from evidence.claims import Claim, Condition, listed, make_claims, paired_values, verdict_of
 from figure_checks import check_pictures, drawn, held, legend_of, move_to
@@ -179,7 +179,7 @@ def test_a_registered_comparison_has_the_settings_of_its_searches(
     seeds, most = change.get("seeds", "2000:2012"), change.get("most", 2)
     c = Condition("x", "f.json", "a:capsules", "b:cnn_matched", "accuracy", seeds,
                   searches=change.get("searches", ("capsules.json", "cnn.json")), looks=change.get("looks", 1))
-    config = json.loads(json.dumps(report.plain(views.Config(dataset="shapes", weight_decay=0.0))))
+    config = json.loads(json.dumps(report.plain(smallnorb.Config(dataset="shapes", weight_decay=0.0))))
     if "one_decay" in change:
         config["weight_decay"] = change["one_decay"]
         del config["cnn_weight_decay"]

@@ -32,7 +32,7 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 
-import smallnorb_novel_viewpoint as views
+import smallnorb_novel_viewpoint as smallnorb
 from data import files
 from helpers import (
     EXPERIMENTS, ROOT, Capture, Experiment, Patch, config_of, digits_folder, failure, load, script_environment,
@@ -220,10 +220,10 @@ def test_flags_a_constructor_and_json_make_the_same_configuration(name: str, wor
 
 def test_dependent_defaults_and_checks_are_those_of_a_constructor_too() -> None:
     conv, attacks, digits = map(load, ("conv_matrix_capsules", "capsule_attacks", "multimnist_capsnet"))
-    toys = views.Config(dataset="toys", n_epochs=3)
+    toys = smallnorb.Config(dataset="toys", n_epochs=3)
     assert (toys.train_azimuths, toys.test_azimuths, toys.standardize) == ((300, 400), (60, 280), "image")
-    assert (toys.n_epochs, toys.cnn_epochs, toys.cnn_lr, views.Config(lr=0.5).cnn_lr) == (3, 3, 0.0005, 0.5)
-    assert (views.Config().standardize, views.Config(dataset="shapes").standardize) == ("none", "image")
+    assert (toys.n_epochs, toys.cnn_epochs, toys.cnn_lr, smallnorb.Config(lr=0.5).cnn_lr) == (3, 3, 0.0005, 0.5)
+    assert (smallnorb.Config().standardize, smallnorb.Config(dataset="shapes").standardize) == ("none", "image")
     assert (conv.Config(dataset="toys").image_size, conv.Config().image_size, conv.Config().cnn_epochs) == (32, 28, 10)
     of_views: list[dict[str, Any]] = [
         {"test_azimuths": (100, 330)}, {"dataset": "smallnorb"}, {"n_epochs": 0}, {"dtype": "float7"}, {"lr": "x"},
@@ -231,7 +231,7 @@ def test_dependent_defaults_and_checks_are_those_of_a_constructor_too() -> None:
         {"seed": None}, {"n_elev": None},  # what has a default is not without a value
     ]
     cases: list[tuple[Any, dict[str, Any]]] = [
-        *((views, values) for values in of_views),
+        *((smallnorb, values) for values in of_views),
         (digits, {"preset": None}), (attacks, {"epsilons": ()}), (attacks, {"epsilons": None}),
     ]
     for script, values in cases:
@@ -404,9 +404,9 @@ def test_a_longer_training_continues_a_shorter_one_bit_for_bit(
 
 def test_a_training_whose_margin_rises_to_its_end_is_not_made_longer(tmp_path: Path, capsys: Capture) -> None:
     argv = EXPERIMENTS[BASE[0]].argv(f"--models cnn --loss spread --checkpoint {tmp_path / 'c'}")
-    assert views.main([*argv, "--n-epochs=1"]) == 0
+    assert smallnorb.main([*argv, "--n-epochs=1"]) == 0
     why = "its learning rate or loss depends on the length"
-    assert f"was made with --n-epochs 1, not 2: {why}" in failure(views, [*argv, "--resume"], capsys)
+    assert f"was made with --n-epochs 1, not 2: {why}" in failure(smallnorb, [*argv, "--resume"], capsys)
 
 
 def test_what_a_resumed_run_may_change() -> None:
@@ -575,7 +575,7 @@ def test_scores_that_are_not_finite_have_no_accuracy(experiment: Experiment, cap
 def test_a_stream_that_lacks_a_letter_shows_its_number(monkeypatch: Patch) -> None:
     stream = io.TextIOWrapper(content := io.BytesIO(), encoding="ascii")
     monkeypatch.setattr(sys, "stdout", stream)
-    assert views.script(lambda argv: print("0.7 ± 0.1"))() == 0
+    assert smallnorb.script(lambda argv: print("0.7 ± 0.1"))() == 0
     assert (content.getvalue(), stream.errors) == (b"0.7 \\xb1 0.1\n", "strict")
 
 
@@ -585,7 +585,7 @@ def test_a_data_module_in_the_way_is_named(tmp_path: Path, monkeypatch: Patch) -
     for module in [module for module in sys.modules if module.partition(".")[0] == "data"]:
         monkeypatch.delitem(sys.modules, module)
     with pytest.raises(OSError, match=rf"^{re.escape(str(path))} is in the way of data/shapes\.py beside the script: "):
-        views.from_data("shapes")
+        smallnorb.from_data("shapes")
 
 
 # --- Without a terminal a line an epoch; with one, a bar; results -----------------------------------------------------
@@ -621,7 +621,7 @@ def test_a_line_an_epoch_or_a_bar_on_a_terminal(experiment: Experiment, capsys: 
     monkeypatch.setenv("TERM", "dumb")
     assert f"{name}: step 0 of 6\n" in shown()
     monkeypatch.setitem(sys.modules, "idlelib.run", Mock())  # a shell that shows escape codes
-    assert not views.obeys_escapes.__wrapped__()
+    assert not smallnorb.obeys_escapes.__wrapped__()
 
 
 def test_out_json_holds_what_the_contract_says(experiment: Experiment, whole: Run) -> None:
@@ -708,7 +708,7 @@ def test_what_both_base_scripts_define_is_the_same_text_unless_it_is_the_experim
     assert {name for name in common if ours[name] != theirs[name]} == OWN
     assert len(common - OWN) > 60
     for name in ("one_line", "obeys_escapes", "is_terminal"):  # and the readers of data write to a terminal as they do
-        assert inspect.getsource(getattr(files, name)) == inspect.getsource(getattr(views, name)), name
+        assert inspect.getsource(getattr(files, name)) == inspect.getsource(getattr(smallnorb, name)), name
 
 
 LONELY = """

@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-import smallnorb_novel_viewpoint as views
+import smallnorb_novel_viewpoint as smallnorb
 from fast.workers import Workers
 from helpers import (
     EXPERIMENTS, Array, Capture, GradientError, Patch, config_of, digits_folder, failure, strokes,
     surviving_mutants,
 )
-from more import conv_matrix_capsules as m
+from more import conv_matrix_capsules as conv
 from smallnorb_novel_viewpoint import RunOptions
 from support.experiment import load_checkpoint
 from test_gradients import FIELD_CASES as CASES, FIELD_FORMS as FORMS, field_inputs, perturbed
@@ -30,9 +30,9 @@ SIZES = (5, 2, 3, 2)
 FEW_VIEWS = "--n-train-views 2 --n-test-views 2 --n-elev 1 --n-per-combo 2"
 
 
-def tiny(**changes: Any) -> m.Config:
+def tiny(**changes: Any) -> conv.Config:
     few: dict[str, Any] = {"dataset": "mnist", "data_dir": digits_folder(), "n_train": 24, "n_test": 10}
-    return m.Config(**few | {"batch_size": 8, "sizes": SIZES, "n_epochs": 2, "cnn_epochs": 2} | changes)
+    return conv.Config(**few | {"batch_size": 8, "sizes": SIZES, "n_epochs": 2, "cnn_epochs": 2} | changes)
 
 
 # --- Gradients --------------------------------------------------------------------------------------------------------
@@ -40,11 +40,12 @@ def tiny(**changes: Any) -> m.Config:
 
 def check_parts() -> None:
     """Losses and gradients of a batch's parts add up to those of the batch, to float64 rounding."""
-    model, rng = m.make_models(tiny(dtype="float64", dataset="voxels", data_dir=None))["cnn"], np.random.default_rng(3)
-    params, batch = perturbed(model), m.Examples(rng.random((7, 32, 32, 1)), rng.integers(0, 5, 7))
+    model = conv.make_models(tiny(dtype="float64", dataset="voxels", data_dir=None))["cnn"]
+    rng = np.random.default_rng(3)
+    params, batch = perturbed(model), conv.Examples(rng.random((7, 32, 32, 1)), rng.integers(0, 5, 7))
     scores, cache = model.forward(params, batch.images)
     mean_loss, dscores = model.loss(scores, batch.labels, 0.4)
-    parts = [m.loss_and_grads(model, 0.4, params, batch.part(k, k + 3), 7) for k in (0, 3, 6)]
+    parts = [conv.loss_and_grads(model, 0.4, params, batch.part(k, k + 3), 7) for k in (0, 3, 6)]
     if sum(losses["train_loss"] for losses, _ in parts) != pytest.approx(mean_loss, rel=1e-12):
         raise GradientError("the losses of the parts do not add up")
     for key, grad in model.backward(dscores, cache)[0].items():
@@ -54,7 +55,7 @@ def check_parts() -> None:
 
 
 def test_a_broken_term_of_the_gradient_is_seen(monkeypatch: Patch) -> None:
-    assert surviving_mutants(monkeypatch, m, "loss_and_grads", check_parts) == []
+    assert surviving_mutants(monkeypatch, conv, "loss_and_grads", check_parts) == []
 
 
 # --- Models and routing -----------------------------------------------------------------------------------------------
@@ -62,20 +63,20 @@ def test_a_broken_term_of_the_gradient_is_seen(monkeypatch: Patch) -> None:
 
 def test_half_of_the_hidden_units_are_left_out_in_training_and_none_in_a_test() -> None:
     config = tiny(cnn="paper", n_train=60, dtype="float64")
-    data, model = m.make_data(config), m.make_models(config)["cnn"]
-    batch, again, other = (m.training_batch(data, config, step) for step in (3, 3, 4))
+    data, model = conv.make_data(config), conv.make_models(config)["cnn"]
+    batch, again, other = (conv.training_batch(data, config, step) for step in (3, 3, 4))
     factors: Any = batch.dropout
     assert factors.shape == (8, 1024)
     assert set(np.unique(factors)) == {0, 2}
     np.testing.assert_array_equal(factors, again.dropout)
     for one, another in ((factors, other.dropout), (factors[0], factors[1])):
         assert (one != another).mean() == pytest.approx(0.5, abs=0.1)
-    np.testing.assert_array_equal(batch.images, m.training_batch(data, tiny(n_train=60, dtype="float64"), 3).images)
+    np.testing.assert_array_equal(batch.images, conv.training_batch(data, tiny(n_train=60, dtype="float64"), 3).images)
     params = model.init_params(np.random.default_rng(0))
     seen = model.forward(params, batch.images, dropout=factors)[1][-1][0]
     units = model.forward(params, batch.images)[1][-1][0]  # as in a test
     np.testing.assert_allclose(seen, units * factors, rtol=1e-12, atol=0)
-    part = m.loss_and_grads(model, 0.5, params, batch.part(2, 5), 8)[0]["train_loss"]
+    part = conv.loss_and_grads(model, 0.5, params, batch.part(2, 5), 8)[0]["train_loss"]
     scores, _ = model.forward(params, batch.images[2:5], dropout=factors[2:5])
     assert part == pytest.approx(3 / 8 * model.loss(scores, batch.labels[2:5], 0.5)[0], rel=1e-12)
 
@@ -85,13 +86,13 @@ def test_half_of_the_hidden_units_are_left_out_in_training_and_none_in_a_test() 
 ])
 def test_threads_change_no_bit(changes: dict[str, Any]) -> None:
     config = tiny(**{"n_epochs": 1, "batch_size": 16, **changes})
-    data, found = m.make_data(config), list[Any]()
-    assert m.part_size(config) < config.batch_size  # or there is nothing for a second thread
+    data, found = conv.make_data(config), list[Any]()
+    assert conv.part_size(config) < config.batch_size  # or there is nothing for a second thread
     for threads in (1, 2, 3):
-        states = m.train_all(config, data, RunOptions(threads=threads, quiet=True))
+        states = conv.train_all(config, data, RunOptions(threads=threads, quiet=True))
         with Workers(threads) as workers:
-            scores = {name: m.predict_scores(model, states[name].params, data.test, config, workers)
-                      for name, model in m.make_models(config).items()}
+            scores = {name: conv.predict_scores(model, states[name].params, data.test, config, workers)
+                      for name, model in conv.make_models(config).items()}
         found.append([scores, *((state.history, state.params) for state in states.values())])
     for other in found[1:]:
         np.testing.assert_equal(other, found[0])
@@ -99,9 +100,9 @@ def test_threads_change_no_bit(changes: dict[str, Any]) -> None:
 
 def test_the_learning_rate_rises_then_falls_and_the_cnn_has_its_own() -> None:
     config = tiny(lr=0.5, cnn_lr=0.25)
-    rates = [m.learning_rate(config, "capsules", done) for done in (0, 0.01, 0.5)]
+    rates = [conv.learning_rate(config, "capsules", done) for done in (0, 0.01, 0.5)]
     assert rates == pytest.approx([0.05, 0.495, 0.25])  # from 1 % of the training on it falls
-    assert [m.learning_rate(config, "cnn", done) for done in (0.5, 1)] == pytest.approx([0.125, 0])
+    assert [conv.learning_rate(config, "cnn", done) for done in (0.5, 1)] == pytest.approx([0.125, 0])
 
 
 @pytest.mark.parametrize("scale", [0.0, 1.0, 300.0, 1e6])
@@ -154,23 +155,23 @@ def test_float32_is_float64_rounded(
 
 def test_part_size() -> None:
     """So much of a batch that the votes of ConvCaps1, the layer that has most, take no more memory than they may."""
-    assert m.part_size(m.Config(dataset="mnist", sizes=(32, 4, 4, 8))) == m.PART
+    assert conv.part_size(conv.Config(dataset="mnist", sizes=(32, 4, 4, 8))) == conv.PART
     for sizes, precision in itertools.product(((64, 8, 16, 16), (32, 32, 32, 32)), (32, 64)):
         of_image = 16 * 9 * 36 * sizes[1] * sizes[2] * precision // 4
-        config = m.Config(dataset="mnist", sizes=sizes, dtype=f"float{precision}")
-        assert m.part_size(config) == max(1, m.PART_BYTES // of_image)
+        config = conv.Config(dataset="mnist", sizes=sizes, dtype=f"float{precision}")
+        assert conv.part_size(config) == max(1, conv.PART_BYTES // of_image)
 
 
 def test_the_class_layers_routing_is_laid_open() -> None:
     config = tiny(dtype="float64", variance_floor=0.3, em_iters=3)
     images = strokes().test_images[:5, ..., None] / 255
-    params = m.make_models(config)["capsules"].init_params(np.random.default_rng(0))
-    routing = m.class_routing(params, images, config)
+    params = conv.make_models(config)["capsules"].init_params(np.random.default_rng(0))
+    routing = conv.class_routing(params, images, config)
     assert routing.votes.shape == (5, n_children := 4 * 4 * SIZES[3], 10, 16)
     assert routing.distances.shape == routing.weights.shape == (3, 5, n_children, 10)
     np.testing.assert_allclose(routing.r.sum(axis=3), 1)
     np.testing.assert_allclose(routing.r[0], 0.1)
-    cache = m.make_capsules(config).forward(params, images)[1]
+    cache = conv.make_capsules(config).forward(params, images)[1]
     np.testing.assert_allclose(routing.mu[-1], cache.mu)
     np.testing.assert_allclose(routing.a[-1], cache.a)
     for t in range(3):  # every mean is its votes' mean, weighted
@@ -184,16 +185,16 @@ def test_the_class_layers_routing_is_laid_open() -> None:
 
 
 def test_training_images_depend_on_the_seed_and_test_images_do_not() -> None:
-    examples = m.Examples(np.arange(50), np.arange(50))
-    a, b, c = (m.subset(examples, 20, np.random.default_rng(seed)) for seed in (0, 0, 1))
+    examples = conv.Examples(np.arange(50), np.arange(50))
+    a, b, c = (conv.subset(examples, 20, np.random.default_rng(seed)) for seed in (0, 0, 1))
     np.testing.assert_array_equal(a.images, b.images)
     assert set(a.images) != set(c.images)
     np.testing.assert_array_equal(a.images, a.labels)
-    np.testing.assert_array_equal(m.subset(examples, 3).images, [0, 24, 49])
-    assert [len(m.subset(examples, n).labels) for n in (None, 99)] == [50, 50]
+    np.testing.assert_array_equal(conv.subset(examples, 3).images, [0, 24, 49])
+    assert [len(conv.subset(examples, n).labels) for n in (None, 99)] == [50, 50]
 
 
-def sets(data: m.Data) -> list[m.Examples]:
+def sets(data: conv.Data) -> list[conv.Examples]:
     return [examples for examples in (data.train, data.test, data.held_out) if examples is not None]
 
 
@@ -212,18 +213,18 @@ def test_views_are_those_of_the_viewpoint_script(dataset: str, flags: str, tmp_p
         for seed, subset in enumerate(("training", "testing")):
             write_set(tmp_path, subset, make_arrays(subset, 60, seed))
         argv.append(f"--data-dir={tmp_path}")
-    config, other = (config_of(script, argv) for script in (m, views))
-    fields = [field.name for field in dataclasses.fields(views.Viewpoints)]
+    config, other = (config_of(script, argv) for script in (conv, smallnorb))
+    fields = [field.name for field in dataclasses.fields(smallnorb.Viewpoints)]
     for name in (*fields, "held_out_angle", "classes", "in_channels"):
         assert getattr(config, name) == getattr(other, name), name
-    for examples, split in zip(sets(m.make_data(config)), views.make_data(other), strict=True):
+    for examples, split in zip(sets(conv.make_data(config)), smallnorb.make_data(other), strict=True):
         np.testing.assert_array_equal(examples.images, split.images)
         np.testing.assert_array_equal(examples.labels, split.labels)
         assert examples.images.dtype == np.float32
 
 
 def test_fewer_views_are_drawn_for_the_training_and_spaced_evenly_for_the_test() -> None:
-    every, few = (m.make_data(config_of(m, f"--dataset voxels {flags}".split()))
+    every, few = (conv.make_data(config_of(conv, f"--dataset voxels {flags}".split()))
                   for flags in ("", "--n-train 40 --n-test 30"))
     for a, b in list(zip(sets(few), sets(every), strict=True))[1:]:
         for part in ("images", "labels", "angles"):
@@ -236,9 +237,9 @@ def test_fewer_views_are_drawn_for_the_training_and_spaced_evenly_for_the_test()
 @pytest.mark.parametrize("flags", ["", ELEVATIONS])
 def test_accuracies_at_an_angle_are_those_of_its_views(flags: str) -> None:
     """The result has one for each angle of the tested views; in the mean of a set they are the set's accuracy."""
-    config = config_of(m, f"--dataset voxels --n-epochs 1 --n-per-combo 1 {flags}".split())
-    data, angle = m.make_data(config), config.held_out_angle
-    result = m.run(config, names=["cnn"])[0]["models"]["cnn"]
+    config = config_of(conv, f"--dataset voxels --n-epochs 1 --n-per-combo 1 {flags}".split())
+    data, angle = conv.make_data(config), config.held_out_angle
+    result = conv.run(config, names=["cnn"])[0]["models"]["cnn"]
     for part, metric in zip(sets(data)[1:], ("familiar_accuracy", "held_out_accuracy"), strict=True):
         angles, counts = np.unique(np.asarray(part.angles), return_counts=True)
         accuracies = [result[f"{angle}_{value:g}_accuracy"] for value in angles]
@@ -250,16 +251,16 @@ def test_accuracies_at_an_angle_are_those_of_its_views(flags: str) -> None:
 
 def test_a_persons_digits_are_named(tmp_path: Path, capsys: Capture) -> None:
     checkpoint = tmp_path / "c.npz"
-    assert m.main([*EXPERIMENTS[m.EXPERIMENT].argv(), "--checkpoint", str(checkpoint)]) == 0
+    assert conv.main([*EXPERIMENTS[conv.EXPERIMENT].argv(), "--checkpoint", str(checkpoint)]) == 0
     paths = [str(tmp_path / f"{k}.png") for k in range(3)]
     for path, image in zip(paths, strokes().test_images, strict=False):
         Image.fromarray(255 - image).resize((61, 61)).save(path)
     capsys.readouterr()
-    assert m.main(["--predict", *paths, "--checkpoint", str(checkpoint)]) == 0
+    assert conv.main(["--predict", *paths, "--checkpoint", str(checkpoint)]) == 0
     lines = capsys.readouterr().out.splitlines()
-    config, states = load_checkpoint(m, checkpoint)
-    read = np.stack([m.read_strokes(Path(path), 28, 20) for path in paths])[..., None].astype(np.float32)
-    of_capsules, of_cnn = (model.forward(states[name].params, read) for name, model in m.make_models(config).items())
+    config, states = load_checkpoint(conv, checkpoint)
+    read = np.stack([conv.read_strokes(Path(path), 28, 20) for path in paths])[..., None].astype(np.float32)
+    of_capsules, of_cnn = (model.forward(states[name].params, read) for name, model in conv.make_models(config).items())
     answers = of_cnn[0].argmax(axis=1)
     for path, line, a, answer in zip(paths, lines[1:], of_capsules[1].a, answers, strict=True):
         assert line.split() == [path, str(a.argmax()), str(answer), *(f"{value:.3f}" for value in a)]
@@ -267,11 +268,11 @@ def test_a_persons_digits_are_named(tmp_path: Path, capsys: Capture) -> None:
 
 @pytest.mark.parametrize("argv", [
     f"--dataset voxels {FEW_VIEWS} --sizes 5,2,3,2 --n-epochs 1 --quiet".split(),
-    EXPERIMENTS[m.EXPERIMENT].argv("--models cnn"),
+    EXPERIMENTS[conv.EXPERIMENT].argv("--models cnn"),
 ])
 def test_a_network_of_views_and_a_cnn_name_no_digits(argv: list[str], tmp_path: Path, capsys: Capture) -> None:
     saved = ["--checkpoint", str(tmp_path / "c.npz")]
-    assert m.main([*argv, *saved]) == 0
+    assert conv.main([*argv, *saved]) == 0
     (tmp_path / "a.png").touch()
-    line = failure(m, ["--predict", str(tmp_path / "a.png"), *saved], capsys)
+    line = failure(conv, ["--predict", str(tmp_path / "a.png"), *saved], capsys)
     assert "has no capsules that learned digits" in line

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-import multimnist_capsnet as digits
-import smallnorb_novel_viewpoint as views
+import multimnist_capsnet as multimnist
+import smallnorb_novel_viewpoint as smallnorb
 from fast import dynamic_routing
 from helpers import ROOT, Array, check_gradient
 from lesson.make_notebook import cells, run_page
@@ -59,18 +59,18 @@ def rng() -> np.random.Generator:
 
 def test_squash() -> None:
     s, dv = rng().normal(size=(2, 5, 3, 7))
-    out, cache = digits.squash_forward(s)
+    out, cache = multimnist.squash_forward(s)
     same(page().squash(s), out)
-    same(page().squash_backward(dv, s), digits.squash_backward(dv, cache))
+    same(page().squash_backward(dv, s), multimnist.squash_backward(dv, cache))
 
 
 @pytest.mark.parametrize("n_iters", [1, 2, 3, 4])
 @pytest.mark.parametrize("policy", ["exact", "stop"])
-@pytest.mark.parametrize("form", [digits, dynamic_routing])
+@pytest.mark.parametrize("form", [multimnist, dynamic_routing])
 def test_dynamic_routing(form: Any, n_iters: int, policy: str) -> None:
     J, P, I, D, B = 4, 3, 6, 5, 5  # images of more than one group of the fast form
     u, w, dv = rng().normal(size=(B, I, P)), rng().normal(size=(I, P, J, D)), rng().normal(size=(B, J, D))
-    v, cache = form.routing_forward(u, w, n_iters, digits.SQUASH)
+    v, cache = form.routing_forward(u, w, n_iters, multimnist.SQUASH)
     du, dw = form.routing_backward(dv, cache, policy)
     p, w_page, dw_page = page(), w.swapaxes(1, 2), np.zeros((I, J, P, D))
     for b in range(B):
@@ -96,8 +96,8 @@ def test_em_routing_with_dense_parents(lambdas: list[float]) -> None:
     draw, (B, I, J, D) = rng(), (3, 6, 4, 16)
     votes, a, betas = draw.normal(size=(B, I, J, D)), draw.uniform(0.1, 0.9, (B, I)), draw.normal(size=(2, J))
     dmu, da = draw.normal(size=(B, J, D)), draw.normal(size=(B, J))
-    mu, activation, cache = views.em_routing_forward(votes, a, betas[0], betas[1], lambdas, 0.6)
-    grads, dbetas = views.em_routing_backward(dmu, da, cache, "exact"), np.zeros((2, J))
+    mu, activation, cache = smallnorb.em_routing_forward(votes, a, betas[0], betas[1], lambdas, 0.6)
+    grads, dbetas = smallnorb.em_routing_backward(dmu, da, cache, "exact"), np.zeros((2, J))
     for b in range(B):
         inputs = (votes[b], a[b], *betas, lambdas, 0.6)
         mu_page, a_page, steps = page().em_routing(*inputs)
@@ -164,16 +164,16 @@ def test_em_routing_over_receptive_fields(side: int, k: int, stride: int) -> Non
 def test_losses() -> None:
     p, draw = page(), rng()
     v, target = draw.normal(size=(10, 16)) * 0.2, np.eye(10)[3] + np.eye(10)[5]
-    lengths = np.sqrt((v * v).sum(axis=1) + digits.SQUASH_EPS)
-    loss, dlengths = digits.margin_loss(lengths[None], target[None], 1)
+    lengths = np.sqrt((v * v).sum(axis=1) + multimnist.SQUASH_EPS)
+    loss, dlengths = multimnist.margin_loss(lengths[None], target[None], 1)
     a, scores = draw.uniform(size=(2, 5))
     drawn, digit = draw.uniform(size=(2, 36))
-    error, ddrawn = digits.squared_error(drawn[None], digit[None], 1)
+    error, ddrawn = multimnist.squared_error(drawn[None], digit[None], 1)
     of_class = np.array([2])
     for ours, expected, dexpected in (
         (p.margin_loss(v, target), loss, v * (dlengths[0] / lengths)[:, None]),
-        *((p.spread_loss(a, 2, margin), *views.spread_loss(a[None], of_class, margin)) for margin in (0.2, 0.9)),
-        (p.cross_entropy(scores, 2), *views.softmax_cross_entropy(scores[None], of_class)),
+        *((p.spread_loss(a, 2, margin), *smallnorb.spread_loss(a[None], of_class, margin)) for margin in (0.2, 0.9)),
+        (p.cross_entropy(scores, 2), *smallnorb.softmax_cross_entropy(scores[None], of_class)),
         (p.reconstruction_loss(drawn, digit, 0.005), 0.005 * error, 0.005 * ddrawn),
     ):
         same(ours[0], expected)
@@ -182,9 +182,9 @@ def test_losses() -> None:
 
 def test_score() -> None:
     """Of a network; and its gradient by differences."""
-    config = views.Config(dtype="float64", loss="cross-entropy")
-    capsules = views.make_models(config)["capsules"]
-    x = rng().uniform(size=(2, views.IMAGE_SIZE, views.IMAGE_SIZE, 1))
+    config = smallnorb.Config(dtype="float64", loss="cross-entropy")
+    capsules = smallnorb.make_models(config)["capsules"]
+    x = rng().uniform(size=(2, smallnorb.IMAGE_SIZE, smallnorb.IMAGE_SIZE, 1))
     scores, cache = capsules.forward(capsules.init_params(rng()), x)
     for b in range(2):
         same(page().score(cache.mu[b], cache.a[b]), scores[b])

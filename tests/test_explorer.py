@@ -29,8 +29,8 @@ import imageio.v3 as imageio
 import numpy as np
 import pytest
 
-import multimnist_capsnet as digits
-import smallnorb_novel_viewpoint as views
+import multimnist_capsnet as multimnist
+import smallnorb_novel_viewpoint as smallnorb
 from explorer import make_explorer as explorer
 from explorer import make_explorer_gif as animation
 from explorer.browser import NoBrowserError, first_program, headless_browser, imported_selenium, show_as
@@ -154,8 +154,8 @@ def made(checkpoints: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactor
 
 def test_a_page_from_checkpoints(checkpoints: tuple[Path, Path], made: str) -> None:
     about, tensors = unpacked(made)
-    config, states = load_checkpoint(digits, checkpoints[0])
-    test = digits.make_data(dataclasses.replace(config, n_val=None)).test  # no validation digits
+    config, states = load_checkpoint(multimnist, checkpoints[0])
+    test = multimnist.make_data(dataclasses.replace(config, n_val=None)).test  # no validation digits
     n = explorer.N_EXAMPLES
     params = {name: explorer.rounded(states[name].params) for name in explorer.DIGIT_MODELS}
     for name, prefix in (("capsnet", ""), ("cnn_pool", "pool.")):
@@ -166,13 +166,13 @@ def test_a_page_from_checkpoints(checkpoints: tuple[Path, Path], made: str) -> N
     assert len(about["digits"]["labels"]) == len(tensors["digits"]["examples"])
     assert np.shape(about["digits"]["names"]) == (10, 16)
     with Workers(1) as workers:
-        before = digits.evaluate(digits.make_models(config)["capsnet"], states["capsnet"].params, test, workers)
+        before = multimnist.evaluate(multimnist.make_models(config)["capsnet"], states["capsnet"].params, test, workers)
     assert about["digits"]["accuracies"][0]["before"] == before["set_accuracy"]
     held_out = next(r for r in about["viewpoint"]["accuracies"] if r["metric"] == "held_out_accuracy")
-    _, view_states = load_checkpoint(views, checkpoints[1])
+    _, view_states = load_checkpoint(smallnorb, checkpoints[1])
     assert held_out["before"] == view_states["capsules"].history["held_out_accuracy"][-1]
     assert about["digits"]["nTest"] == len(test.labels) == 120
-    for part, its in (("digits", config), ("viewpoint", load_checkpoint(views, checkpoints[1])[0])):
+    for part, its in (("digits", config), ("viewpoint", load_checkpoint(smallnorb, checkpoints[1])[0])):
         assert [about[part]["run"][key] for key in ("seed", "epochs")] == [its.seed, its.n_epochs]
     few: Any = SimpleNamespace(labels=test.labels[(test.labels != 3).all(axis=1)], images=test.images)
     with pytest.raises(OSError, match="the test composites hold no 3: take a checkpoint with a larger --n-test"):
@@ -181,12 +181,12 @@ def test_a_page_from_checkpoints(checkpoints: tuple[Path, Path], made: str) -> N
 
 def test_a_page_of_held_out_elevations_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     ranges: Any = {"train_elevations": (10, 35), "test_elevations": (40, 70), "train_azimuths": (0, 90)}
-    config = views.Config(dataset="shapes", n_train_views=3, n_test_views=2, n_elev=2, n_per_combo=1, **ranges)
-    data = views.make_data(config)
-    data = data._replace(held_out=views.Split(*(part[:40] for part in data.held_out)))
-    monkeypatch.setattr(views, "make_data", lambda _: data)
+    config = smallnorb.Config(dataset="shapes", n_train_views=3, n_test_views=2, n_elev=2, n_per_combo=1, **ranges)
+    data = smallnorb.make_data(config)
+    data = data._replace(held_out=smallnorb.Split(*(part[:40] for part in data.held_out)))
+    monkeypatch.setattr(smallnorb, "make_data", lambda _: data)
     monkeypatch.setattr(explorer, "registered_study", lambda path, _: path.name)
-    about = explorer.viewpoint_part(config, states_of(views.make_models(config), config)).about
+    about = explorer.viewpoint_part(config, states_of(smallnorb.make_models(config), config)).about
     assert (about["heldOut"], about["nTest"], about["study"]) == ("elevation", 40, "registered_elevations.json")
     for angles in ("train_azimuths", "test_azimuths", "train_elevations"):
         assert about[re.sub("_(.)", lambda letter: letter[1].upper(), angles)] == getattr(config, angles)
@@ -213,11 +213,11 @@ def test_the_opening_is_the_view_where_one_network_is_furthest_ahead(names: Any,
     def network(name: str) -> Any:
         return SimpleNamespace(forward=lambda _, x: (np.eye(5)[(x[:, 0] + wrong[name](*x.T)) % 5], None))
 
-    monkeypatch.setattr(views, "make_models", lambda config: {name: network(name) for name in names})
-    monkeypatch.setattr(views, "render_voxels", lambda *view: np.stack(view[:3], axis=1).astype(int))
-    found = explorer.opening(views.Config(dataset="shapes", standardize="none"), {name: {} for name in names})
+    monkeypatch.setattr(smallnorb, "make_models", lambda config: {name: network(name) for name in names})
+    monkeypatch.setattr(smallnorb, "render_voxels", lambda *view: np.stack(view[:3], axis=1).astype(int))
+    found = explorer.opening(smallnorb.Config(dataset="shapes", standardize="none"), {name: {} for name in names})
     assert found == {"object": 2, "azimuth": 250, "elevation": 40}
-    across = views.Config(dataset="shapes", standardize="none", train_azimuths=(30, 150), test_azimuths=(340, 380))
+    across = smallnorb.Config(dataset="shapes", standardize="none", train_azimuths=(30, 150), test_azimuths=(340, 380))
     found = explorer.opening(across, {name: {} for name in names})  # through 0, where one is wrong on 20 degrees
     assert found == {"object": 2, "azimuth": 10, "elevation": 40}
     wrong[names[0]] = lambda label, azimuth, elevation: (label == 3) & (elevation == across.test_elevations[1])
@@ -279,17 +279,17 @@ def test_what_is_asked_for_and_what_is_refused(checkpoints: tuple[Path, Path], m
     def stop(config: Any) -> None:
         raise OSError(f"asked for {config.dataset} in {config.data_dir}")
 
-    monkeypatch.setattr(views, "make_data", stop)
-    monkeypatch.setattr(digits, "make_data", stop)
+    monkeypatch.setattr(smallnorb, "make_data", stop)
+    monkeypatch.setattr(multimnist, "make_data", stop)
     with pytest.raises(OSError, match="asked for mnist in elsewhere"):  # another folder than the checkpoint's
         explorer.load_digits(checkpoints[0], Path("elsewhere"), 1)
     with pytest.raises(OSError, match="asked for shapes"):  # without a checkpoint
         explorer.load_viewpoint(None)
-    loaded = Mock(return_value=(views.Config(dataset="toys"), {}))
+    loaded = Mock(return_value=(smallnorb.Config(dataset="toys"), {}))
     monkeypatch.setattr(explorer, "load_finished", loaded)
     with pytest.raises(OSError, match="other was trained on toys, whose networks the page does not compute"):
         explorer.load_viewpoint(Path("other"))
-    loaded.return_value = digits.Config(), {}
+    loaded.return_value = multimnist.Config(), {}
     with pytest.raises(OSError, match="asked for"):
         explorer.load_digits(Path("other"), None, 1)
     required = [call.kwargs["required"] for call in loaded.call_args_list]
@@ -300,7 +300,7 @@ def test_a_page_of_mnist_alone_shows_its_comparisons_and_each_names_its_commit(m
     monkeypatch.setattr(explorer, "registered_of_digits", lambda: {"composites": "of MNIST"})
     monkeypatch.setattr(explorer, "git_commit", lambda *others: [*others])
     for name, shown in (("custom", {}), ("strokes", {}), ("mnist", {"composites": "of MNIST"})):
-        page = explorer.page_of({"digits": {"run": explorer.run_of(digits.Config(), name)}}, "").decode()
+        page = explorer.page_of({"digits": {"run": explorer.run_of(multimnist.Config(), name)}}, "").decode()
         about = json.loads(embedded(page, "about"))
         assert (about["registered"], about["pageCommit"]) == (shown, ["explorer/page"])
 
@@ -349,11 +349,11 @@ def test_the_page_is_one_small_file_that_loads_nothing(committed: tuple[str, Any
 def test_the_viewpoint_accuracies_are_those_of_its_weights(committed: tuple[str, Any, Any]) -> None:
     _, about, tensors = committed
     part = about["viewpoint"]
-    config = config_of(views, part)
-    models, data = views.make_models(config), views.make_data(config)
+    config = config_of(smallnorb, part)
+    models, data = smallnorb.make_models(config), smallnorb.make_data(config)
     for name in explorer.VIEW_MODELS:
         ours = {k.removeprefix(f"{name}."): w for k, w in tensors["viewpoint"].items() if k.startswith(f"{name}.")}
-        metrics = views.evaluate(models[name], ours, data)
+        metrics = smallnorb.evaluate(models[name], ours, data)
         stated = {row["metric"]: row["after"] for row in part["accuracies"] if row["model"] == name}
         assert metrics == pytest.approx(stated, abs=2 / len(data.held_out.labels))
 
@@ -364,12 +364,12 @@ def test_the_digit_accuracies_are_those_of_its_weights(committed: tuple[str, Any
     part = about["digits"]
     if part["run"]["dataset"] != "MNIST":
         pytest.skip(f"the page's digits are {part['run']['dataset']}")
-    config = dataclasses.replace(config_of(digits, part), data_dir=MNIST)
-    test = digits.make_data(config).test
+    config = dataclasses.replace(config_of(multimnist, part), data_dir=MNIST)
+    test = multimnist.make_data(config).test
     with Workers(1) as workers:
         for name, prefix in (("capsnet", ""), ("cnn_pool", "pool.")):
             params = {key[len(prefix) :]: w for key, w in tensors["digits"].items() if key.startswith(prefix)}
-            metrics = digits.evaluate(digits.make_models(config)[name], params, test, workers)
+            metrics = multimnist.evaluate(multimnist.make_models(config)[name], params, test, workers)
             for row in part["accuracies"]:
                 if row["model"] == name:
                     assert metrics[row["metric"]] == pytest.approx(row["after"], abs=2 / part["nTest"])
@@ -392,7 +392,7 @@ def test_the_accuracies_as_trained_are_those_of_the_registered_run(committed: tu
 
 def test_the_comparisons_are_those_of_the_claims(committed: tuple[str, Any, Any]) -> None:
     claims = json.loads((ROOT / "results" / "claims.json").read_text())["registered"]
-    about, config = committed[1], config_of(views, committed[1]["viewpoint"])
+    about, config = committed[1], config_of(smallnorb, committed[1]["viewpoint"])
     study, of_digits = about["viewpoint"]["study"], about["registered"]
     for said, text, condition in (
         (study, "azimuths", "dense, drawn shapes"),
@@ -465,24 +465,24 @@ def measured(driver: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A page of networks that were trained for a few steps and are rounded coarsely: what is measured before and after
     rounding, on test and on training digits, of capsules and of CNNs, is each another number. ``ask`` is for what the
     page computes."""
-    config = digits.Config(
+    config = multimnist.Config(
         dataset="mnist", data_dir=digits_folder(), n_test=300, n_train=1280, n_epochs=1, batch_size=32, conv_channels=6,
         primary_types=3, decoder=(24, 40), lr=0.01, weight_decay=0.1, recon_weight=0.005, seed=101,
     )
-    view_config = views.Config(  # all that a training depends on, so that other defaults give the same networks
+    view_config = smallnorb.Config(  # all that a training depends on, so that other defaults give the same networks
         dataset="shapes", n_epochs=1, cnn_epochs=1, lr=2e-3, cnn_lr=1e-3, weight_decay=1, em_iters=2, em_grad="exact",
         variance_floor=3, beta_v_init=-1, loss="spread", standardize="image", batch_size=32, seed=107,
     )
-    data, view_data = digits.make_data(config), views.make_data(view_config)
+    data, view_data = multimnist.make_data(config), smallnorb.make_data(view_config)
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()):
         for name, value in {"quantised": coarse, "N_CHOICE": 50, "RARE": 0.1}.items():
             patch.setattr(explorer, name, value)
         patch.setattr(explorer, "registered_study", lambda path, *_: STUDIES[path.parent.name])
         patch.setattr(explorer, "registered_of_digits", lambda: {
             "composites": STUDIES["multimnist_capsnet"], "iterations": STUDIES["smallnorb_novel_viewpoint"]})
-        states = digits.train_all(config, data, names=explorer.DIGIT_MODELS)
+        states = multimnist.train_all(config, data, names=explorer.DIGIT_MODELS)
         states["capsnet"].params["routing.w"] *= 2  # so that each iteration changes answers
-        view_states = views.train_all(view_config, view_data, names=explorer.VIEW_MODELS)
+        view_states = smallnorb.train_all(view_config, view_data, names=explorer.VIEW_MODELS)
         parts = {
             "viewpoint": explorer.viewpoint_part(view_config, view_states),
             "digits": explorer.digits_part(config, states, data._replace(name="mnist"), 1),
@@ -523,7 +523,7 @@ def test_dynamic_routing_is_that_of_numpy(measured: Any) -> None:
     config, params = dataclasses.replace(measured.config, routing_iters=5), measured.rounded["capsnet"]
     images = measured.data.test.images
     for image in (np.zeros_like(images[0]), *images[:2]):
-        lengths, cache = digits.capsnet_forward(params, image[None], config, digits.PLAIN)
+        lengths, cache = multimnist.capsnet_forward(params, image[None], config, multimnist.PLAIN)
         script = """
             const { iterations, uHat } = Networks.capsnet(explorer.models.digits, explorer.about.digits.config,
                                                           Float32Array.from(arguments[0]), 5);
@@ -531,7 +531,7 @@ def test_dynamic_routing_is_that_of_numpy(measured: Any) -> None:
                 ["c", "v", "lengths", "s", "logits"].map((name) => plain(step[name])))];"""
         votes, theirs = measured.ask(script, image)
         assert len(theirs) == 5
-        votes = np.reshape(votes, (digits.N_CLASSES, -1, digits.CAPSULE_SIZE))  # (J, I, D)
+        votes = np.reshape(votes, (multimnist.N_CLASSES, -1, multimnist.CAPSULE_SIZE))  # (J, I, D)
         expected = np.einsum("ip,ipjd->jid", cache.routing.u[0], params["routing.w"])
         np.testing.assert_allclose(votes, expected, atol=TOLERANCE)
         for t, (c, v, _, s, logits) in enumerate(theirs):
@@ -545,12 +545,12 @@ def test_dynamic_routing_is_that_of_numpy(measured: Any) -> None:
 
 def test_the_cnn_with_pooling_and_the_decoder_are_those_of_numpy(measured: Any) -> None:
     test = measured.data.test.part(0, 3)
-    scores = digits.make_models(measured.config)["cnn_pool"].assess(measured.rounded["cnn_pool"], test)[0]
+    scores = multimnist.make_models(measured.config)["cnn_pool"].assess(measured.rounded["cnn_pool"], test)[0]
     for image, expected in zip(test.images, scores, strict=True):
         script = """return Networks.cnnPool(explorer.models.pool, explorer.about.digits.config,
                                            Float32Array.from(arguments[0]));"""
         np.testing.assert_allclose(measured.ask(script, image), 1 / (1 + np.exp(-expected)), atol=TOLERANCE)
-    capsules = np.random.default_rng(0).normal(size=(digits.N_CLASSES, digits.CAPSULE_SIZE)).astype(np.float32)
+    capsules = np.random.default_rng(0).normal(size=(multimnist.N_CLASSES, multimnist.CAPSULE_SIZE)).astype(np.float32)
     for label in (0, 3, 9):
         picture = explorer.pictures_of(measured.rounded["capsnet"], capsules[label : label + 1], label)
         script = "return plain(Networks.decoder(explorer.models.digits, Float32Array.from(arguments[0]), arguments[1]))"
@@ -565,15 +565,15 @@ def test_the_cnn_with_pooling_and_the_decoder_are_those_of_numpy(measured: Any) 
     ],
 )
 def test_em_routing_and_the_cnn_are_those_of_numpy(more: dict[str, Any], measured: Any) -> None:
-    config = views.Config(**more)
-    models = views.make_models(config)
-    images = views.render_voxels(np.arange(5), np.arange(5) * 70.0, np.arange(5) * 10.0, np.random.default_rng(0))
+    config = smallnorb.Config(**more)
+    models = smallnorb.make_models(config)
+    images = smallnorb.render_voxels(np.arange(5), np.arange(5) * 70.0, np.arange(5) * 10.0, np.random.default_rng(0))
     images = images.astype(float)
     asked = {
         "loss": config.loss, "lambdas": config.lambdas, "varianceFloor": config.variance_floor,
         "standardize": config.standardize == "image",
     }
-    given, images = images, views.standardized(images) if config.standardize == "image" else images
+    given, images = images, smallnorb.standardized(images) if config.standardize == "image" else images
     (scores, cache), (cnn_scores, _) = (
         models[name].forward({key: w.astype(float) for key, w in measured.rounded[name].items()}, images)
         for name in explorer.VIEW_MODELS
@@ -589,7 +589,8 @@ def test_em_routing_and_the_cnn_are_those_of_numpy(more: dict[str, Any], measure
 
 def test_objects_are_drawn_as_by_numpy(measured: Any) -> None:
     azimuths, elevations = np.array([0.0, 33.0, 150.0, 271.0, 359.0]), np.array([-30.0, 0.0, 10.0, 50.0, 80.0])
-    images = views.render_voxels(np.arange(5), azimuths, elevations, None, views.points_of(measured.view_config))
+    points = smallnorb.points_of(measured.view_config)
+    images = smallnorb.render_voxels(np.arange(5), azimuths, elevations, None, points)
     for k, image in enumerate(images):
         script = """const [object, azimuth, elevation] = arguments[0];
             return plain(Networks.renderVoxels(explorer.about.viewpoint.objects[object], azimuth, elevation, 32));"""
@@ -613,8 +614,8 @@ def numbers(text: str) -> list[float]:
 
 def digit_scores(m: Any, name: str, params: dict[str, Array], images: Array, iterations: int = 3) -> Array:
     if name == "capsnet":
-        return digits.capsnet_forward(params, images, dataclasses.replace(m.config, routing_iters=iterations))[0]
-    return digits.make_models(m.config)["cnn_pool"].assess(params, m.data.test)[0]
+        return multimnist.capsnet_forward(params, images, dataclasses.replace(m.config, routing_iters=iterations))[0]
+    return multimnist.make_models(m.config)["cnn_pool"].assess(params, m.data.test)[0]
 
 
 def shown_image(m: Any, example: int) -> Array:
@@ -629,13 +630,14 @@ def pairs_right(scores: Array, labels: Array) -> tuple[float, float]:
 
 
 def view_scores(m: Any, name: str, params: dict[str, Array], images: Array) -> Array:
-    return views.make_models(m.view_config)[name].forward(params, images)[0]
+    return smallnorb.make_models(m.view_config)[name].forward(params, images)[0]
 
 
 def views_of(m: Any, label: int, azimuths: Array, elevation: int) -> Array:
     """Images of an object as its networks see them."""
-    n, points = len(azimuths), views.points_of(m.view_config)
-    return views.standardized(views.render_voxels(np.full(n, label), azimuths, np.full(n, elevation), None, points))
+    n, points = len(azimuths), smallnorb.points_of(m.view_config)
+    images = smallnorb.render_voxels(np.full(n, label), azimuths, np.full(n, elevation), None, points)
+    return smallnorb.standardized(images)
 
 
 def views_right(m: Any, label: int, images: Array) -> list[Array]:
@@ -645,7 +647,7 @@ def views_right(m: Any, label: int, images: Array) -> list[Array]:
 
 def sine_share(m: Any, label: int, azimuths: Array, images: Array) -> float:
     """The least-squares share of the class pose's variance that a + b cos(azimuth) + c sin(azimuth) explains."""
-    mu = views.make_models(m.view_config)["capsules"].forward(m.rounded["capsules"], images)[1].mu
+    mu = smallnorb.make_models(m.view_config)["capsules"].forward(m.rounded["capsules"], images)[1].mu
     pose, angle = mu[:, label].reshape(len(images), 16).astype(float), np.deg2rad(azimuths)
     waves = np.stack([np.ones(len(images)), np.cos(angle), np.sin(angle)], axis=1)
     left = pose - waves @ np.linalg.lstsq(waves, pose, rcond=None)[0]
@@ -758,10 +760,10 @@ def test_the_names_of_the_dimensions_and_their_signs(measured: Any) -> None:
     signs = []
     for label in (2, 7):
         rows = np.flatnonzero((m.data.test.labels == label).any(axis=1))[: explorer.N_CAPSULES]
-        v = digits.capsnet_forward(params, m.data.test.images[rows], m.config)[1].v[:, label]
+        v = multimnist.capsnet_forward(params, m.data.test.images[rows], m.config)[1].v[:, label]
         spread = {key: x.std() for key, x in explorer.shape_measures(explorer.pictures_of(params, v, label)).items()}
         m.driver.execute_script("chooseCapsule(arguments[0])", label)
-        for d in range(digits.CAPSULE_SIZE):
+        for d in range(multimnist.CAPSULE_SIZE):
             more, less = v.copy(), v.copy()
             more[:, d] += 0.25
             less[:, d] -= 0.25
@@ -830,7 +832,7 @@ def test_right_answers_to_a_test_image_are_counted(measured: Any) -> None:
 
 def test_the_sum_of_the_votes_and_their_table_as_csv(measured: Any) -> None:
     m, params = measured, measured.rounded["capsnet"]
-    _, cache = digits.capsnet_forward(params, shown_image(m, 3), m.config, digits.PLAIN)
+    _, cache = multimnist.capsnet_forward(params, shown_image(m, 3), m.config, multimnist.PLAIN)
     votes = np.einsum("ip,ipjd->jid", cache.routing.u[0], params["routing.w"])
     side, types = m.config.primary_side, m.config.primary_types
     child, (c, v) = types * (2 * side + 5) + 1, (cache.routing.c[2][0], cache.v[0])
@@ -961,7 +963,7 @@ def test_the_numbers_of_em_routing_in_the_plane(measured: Any) -> None:
         votes[0, :3, 0] = votes[0, 0, 0] + 0.3 * rng.normal(size=(3, 2)).round(1)
         driver.execute_script("setPlane(...arguments)", votes.ravel().tolist(), t)
         beta = value(driver, "[PLANE.betaA, PLANE.floor]")
-        mu, a, cache = views.em_routing_forward(
+        mu, a, cache = smallnorb.em_routing_forward(
             votes, np.ones((1, 4)), np.full(2, beta[0]), np.zeros(2), [1.0] * t, beta[1]
         )
         last = cache.m_steps[-1]
@@ -997,9 +999,9 @@ def test_the_numbers_that_stand_in_the_text(measured: Any) -> None:
     assert text_of(m.driver, "trained-elevations") == elevations
     words = " ".join(value(m.driver, "document.querySelector('main').textContent").split())
     assert f"where they have more than {explorer.LARGE:,}" in words
-    assert f"the small image, {views.IMAGE_SIZE}×{views.IMAGE_SIZE} pixels" in words
+    assert f"the small image, {smallnorb.IMAGE_SIZE}×{smallnorb.IMAGE_SIZE} pixels" in words
     start = np.reshape(value(m.driver, "START"), (1, 4, 2, 2))  # of which the tour says three of four
-    a, cache = views.em_routing_forward(start, np.ones((1, 4)), np.full(2, -4.0), np.zeros(2), [1.0] * 3, 0.05)[1:]
+    a, cache = smallnorb.em_routing_forward(start, np.ones((1, 4)), np.full(2, -4.0), np.zeros(2), [1.0] * 3, 0.05)[1:]
     assert (cache.m_steps[-1].r[0, :, 0] > 0.5).sum() == 3
     assert a[0, 0] > 0.5 > a[0, 1]
 
@@ -1081,9 +1083,9 @@ def answers_to_the_image(page: Any, committed: tuple[str, Any, Any]) -> list[int
     """The digits that numpy finds in the image that the page's networks see, the same ones as the page says."""
     settled(page, lambda: asked(page, "return waiting.size + Number(isEmpty())") == 0)
     part, params = committed[1]["digits"], committed[2]["digits"]
-    config = config_of(digits, part)
+    config = config_of(multimnist, part)
     images = np.reshape(asked(page, "return Array.from(digits.image)"), (1, 36, 36)).astype(np.float32)
-    order = np.argsort(-digits.capsnet_forward(params, images, config)[0][0])
+    order = np.argsort(-multimnist.capsnet_forward(params, images, config)[0][0])
     found = order[: digits_found(config, params, images, part["naming"])[0]].tolist()
     names = " and ".join(f"{'an' if j == 8 else 'a'} {j}" for j in found) or "no digit"
     expected = f"Capsules: {names}{' alone' if len(found) == 1 else ''}. "
@@ -1606,10 +1608,10 @@ def test_dragging_turns_the_object(page: Any) -> None:
         assert bool(text_of(page, "pose-zero")) == (np.abs(pose).max() < 0.05)
         return pixels_of(page, "view"), text_of(page, "azimuth-value")
 
-    for j in range(views.N_CLASSES):
+    for j in range(smallnorb.N_CLASSES):
         page.execute_script("selectObject(arguments[0])", j)
         before = seen()
-    assert len({*each(page, "#objects canvas", "e.toDataURL()")}) == views.N_CLASSES  # each object beside its name
+    assert len({*each(page, "#objects canvas", "e.toDataURL()")}) == smallnorb.N_CLASSES  # each object beside its name
     page.execute_script("setView(10, 33.33); $('azimuth').value = 20; $('azimuth').dispatchEvent(new Event('input'))")
     assert value(page, "[view.azimuth, view.elevation]") == [20, 33.33]  # its own angle alone
     restored(page, "a=150.4&o=0&h=50.3")  # beyond the trained sides, and it says so

@@ -19,9 +19,9 @@ import numpy as np
 import pytest
 from autograd import grad
 
-import multimnist_capsnet as m
+import multimnist_capsnet as multimnist
 import oracles
-import smallnorb_novel_viewpoint as s
+import smallnorb_novel_viewpoint as smallnorb
 from fast import dynamic_routing, field_em, spectral_conv
 from helpers import Array, GradientError, Patch, check_gradient, surviving_mutants
 from more import conv_matrix_capsules as conv, mnist_affine_capsnet as affine, what_routing_does as study
@@ -74,7 +74,7 @@ def conv_case(form: Any, case: tuple[int, ...]) -> Case:
 
 # --- EM routing of one set of children, and over receptive fields -----------------------------------------------------
 
-STARVED = 20 * s.MASS_FLOOR  # the activity of children of whose parents' mass the floor is a good part
+STARVED = 20 * smallnorb.MASS_FLOOR  # the activity of children of whose parents' mass the floor is a good part
 FIELD_FORMS: dict[str, Any] = {"plain": conv, "fast": field_em}
 FIELD_CASES = [  # B, H, W, I, J, K, P, stride
     (3, 7, 6, 2, 3, 3, 3, 1),
@@ -112,8 +112,8 @@ def em_case(policy: str, lambdas: list[float], activity: float = 1.0) -> Case:
         mu, a, found = oracles.plain_em_routing(votes, a_in, beta_a, beta_v, lambdas, FLOOR, constants=constants)
         return mu[:, 0], a[:, 0], found
 
-    forward = functools.partial(s.em_routing_forward, lambdas=lambdas, variance_floor=FLOOR)
-    return routing_case(forward, s.em_routing_backward, plain, params, policy)
+    forward = functools.partial(smallnorb.em_routing_forward, lambdas=lambdas, variance_floor=FLOOR)
+    return routing_case(forward, smallnorb.em_routing_backward, plain, params, policy)
 
 
 def field_inputs(case: tuple[int, ...]) -> dict[str, Any]:
@@ -143,11 +143,11 @@ def field_case(form: str, policy: str, case: tuple[int, ...], n_iters: int = 3, 
 
 
 TAME: dict[Any, dict[str, Any]] = {  # such that neither votes nor activations saturate
-    s: {"beta_v_init": -0.5 * math.log(s.VARIANCE_FLOOR), "em_iters": 3},
+    smallnorb: {"beta_v_init": -0.5 * math.log(smallnorb.VARIANCE_FLOOR), "em_iters": 3},
     conv: {"sizes": (5, 3, 2, 4), "variance_floor": FLOOR, "beta_v_init": 0.0},
 }
-PLAIN_CAPSULES = {s: oracles.plain_capsules, conv: oracles.plain_conv_capsules}
-CONVS = {s: [(2, 2)], conv: [(2, 2), (2, 0), (1, 0)]}  # of the CNNs
+PLAIN_CAPSULES = {smallnorb: oracles.plain_capsules, conv: oracles.plain_conv_capsules}
+CONVS = {smallnorb: [(2, 2)], conv: [(2, 2), (2, 0), (1, 0)]}  # of the CNNs
 
 
 def perturbed(model: Any) -> Params:
@@ -184,7 +184,7 @@ def view_case(
     """``parts``: of what_routing_does."""
     changes = {"dataset": "voxels", "loss": loss, "em_grad": em_grad, **TAME[script], **changes}
     config = script.Config(dtype="float64", **changes)
-    x = rng_of(5).random((2, s.IMAGE_SIZE, s.IMAGE_SIZE, config.in_channels))
+    x = rng_of(5).random((2, smallnorb.IMAGE_SIZE, smallnorb.IMAGE_SIZE, config.in_channels))
     model, of_cnn = script.make_models(config)[name], functools.partial(oracles.plain_cnn, convs=CONVS[script])
     if name != "capsules":
         return compared(model, x, lambda p, x, constants: (of_cnn(p, x), None))
@@ -214,13 +214,13 @@ TINY: dict[str, Any] = {
 NAMES = {"assignments", "transform", "activation", "loss"}  # of the parts of a CapsNet; other changes are settings
 
 
-def digits_case(model: m.Network, side: int, n_labels: int, plain: Any) -> Case:
+def digits_case(model: multimnist.Network, side: int, n_labels: int, plain: Any) -> Case:
     """``plain(params, batch, n) -> loss, results``. Five of the six images that the mean is over."""
     rng = rng_of(3)
     # Biases are not zero, and digit capsules are of all lengths
     params = {key: p + 0.1 * rng.standard_normal(p.shape) for key, p in model.init_params(rng).items()}
     labels = np.stack([rng.permutation(10)[:n_labels] for _ in range(5)])
-    batch = m.Batch(rng.random((5, side, side)), labels, rng.random((5, n_labels, side, side)))
+    batch = multimnist.Batch(rng.random((5, side, side)), labels, rng.random((5, n_labels, side, side)))
 
     def ours(p: Params) -> dict[str, Any]:
         losses, grads = model.loss_and_grads(p, batch, 6)
@@ -232,26 +232,27 @@ def digits_case(model: m.Network, side: int, n_labels: int, plain: Any) -> Case:
 
 def capsnet_case(n_labels: int = 2, **changes: Any) -> Case:
     names = {key: value for key, value in changes.items() if key in NAMES}
-    config = m.Config(**{"image_size": 20, **TINY} | {k: v for k, v in changes.items() if k not in NAMES})
+    config = multimnist.Config(**{"image_size": 20, **TINY} | {k: v for k, v in changes.items() if k not in NAMES})
     I, J = config.n_primary, config.n_classes
     fixed = {"even": np.full((I, J), 1 / J), "random": study.random_couplings(I, J)}
     couplings = fixed.get(names.get("assignments", ""))
 
-    def plain(p: Any, batch: m.Batch, n: int) -> tuple[Any, dict[str, Any]]:
+    def plain(p: Any, batch: multimnist.Batch, n: int) -> tuple[Any, dict[str, Any]]:
         return oracles.plain_capsnet(p, batch, config, names, n, couplings)
 
-    return digits_case(study.make_model(config, **names) if names else m.capsnet_model(config), 20, n_labels, plain)
+    model = study.make_model(config, **names) if names else multimnist.capsnet_model(config)
+    return digits_case(model, 20, n_labels, plain)
 
 
 def cnn_case(script: Any, name: str, convs: Any, side: int, loss: str = "sigmoids", **changes: Any) -> Case:
     model = script.make_models(script.Config(**TINY, **changes))[name]
 
-    def plain(p: Any, batch: m.Batch, n: int) -> tuple[Any, dict[str, Any]]:
+    def plain(p: Any, batch: multimnist.Batch, n: int) -> tuple[Any, dict[str, Any]]:
         scores = oracles.plain_cnn(p, batch.images[..., None], convs)
         found = oracles.plain_loss(scores, batch.labels, loss, n)
         return found, {"scores": scores, "train_loss": found}
 
-    return digits_case(model, side, 2 if script is m else 1, plain)
+    return digits_case(model, side, 2 if script is multimnist else 1, plain)
 
 
 # --- The cases, and what must hold of them ----------------------------------------------------------------------------
@@ -278,7 +279,7 @@ def all_cases() -> dict[str, Callable[[], Case]]:
         cases[" ".join([name, *words])] = functools.partial(make, *args, **options)
 
     for case in CONV_CASES:
-        for form, module in (("conv2d", s), ("spectral", spectral_conv)):
+        for form, module in (("conv2d", smallnorb), ("spectral", spectral_conv)):
             add(form, conv_case, module, case)
     for policy in ("exact", "stop"):
         for lambdas in LAMBDAS:
@@ -289,14 +290,14 @@ def all_cases() -> dict[str, Callable[[], Case]]:
         for form in FIELD_FORMS:
             add(f"fields_{form}", field_case, form, policy, FIELD_CASES[1], 2, 2 * STARVED)
         for loss in ("cross-entropy", "spread"):
-            add("views", view_case, s, "capsules", loss, policy)
+            add("views", view_case, smallnorb, "capsules", loss, policy)
             add("conv_plain", view_case, conv, "capsules", loss, policy, plain=True)
             add("conv_fast", view_case, conv, "capsules", loss, policy)
-    add("views", view_case, s, dataset="smallnorb", data_dir=".", em_iters=1)
+    add("views", view_case, smallnorb, dataset="smallnorb", data_dir=".", em_iters=1)
     add("conv_fast", view_case, conv, sizes=(3, 1, 4, 2), em_iters=3, lambda_first=0.4, dataset="toys")
     for parts in ({"vote_bias": "learned"}, {"assignments": "even", "vote_bias": "learned"}):
         add("parts", view_case, conv, parts=parts)
-    for form, script, name in (("views", s, "cnn"), ("views", s, "cnn_matched"), ("cnn", conv, "cnn")):
+    for form, script, name in (("views", smallnorb, "cnn"), ("views", smallnorb, "cnn_matched"), ("cnn", conv, "cnn")):
         add(form, view_case, script, name)
     for dropout in (False, True):
         add("cnn paper", paper_cnn_case, dropout)
@@ -304,8 +305,8 @@ def all_cases() -> dict[str, Callable[[], Case]]:
         form = "plain" if plain else "fast"
         for changes in CAPSNETS:
             add(f"capsnet_{form}", capsnet_case, plain=plain, **changes)
-        add(f"cnn_{form}", cnn_case, m, "cnn", [(1, 0), (2, 0)], 20, image_size=20, plain=plain)
-        add(f"cnn_{form}", cnn_case, m, "cnn_pool", POOLED, 20, image_size=20, plain=plain)
+        add(f"cnn_{form}", cnn_case, multimnist, "cnn", [(1, 0), (2, 0)], 20, image_size=20, plain=plain)
+        add(f"cnn_{form}", cnn_case, multimnist, "cnn_pool", POOLED, 20, image_size=20, plain=plain)
         add(f"lenet_{form}", cnn_case, affine, "lenet", MEANS, 28, "cross-entropy", plain=plain)
     add("cnn_fast", cnn_case, affine, "cnn", POOLED, 28, "cross-entropy")
     for changes in STUDIES:
@@ -368,8 +369,8 @@ def check_points() -> None:
 
 
 def check_tie() -> None:
-    _, cache = m.max_pool_forward(np.zeros((1, 2, 2, 1)))
-    if m.max_pool_backward(np.ones((1, 1, 1, 1)), cache).sum() != 1:
+    _, cache = multimnist.max_pool_forward(np.zeros((1, 2, 2, 1)))
+    if multimnist.max_pool_backward(np.ones((1, 1, 1, 1)), cache).sum() != 1:
         raise GradientError("the gradient of a tie is not handed on once")
 
 
@@ -380,12 +381,14 @@ def layer(module: ModuleType, name: str, *rest: Any, **shapes: tuple[int, ...]) 
 CONV: Any = {"x": (5, 9, 8, 2), "w": (3, 3, 2, 4), "b": (4,)}
 ODD = {"x": (3, 7, 9, 2)}  # the last row and column of which pooling drops
 LAYERS: dict[tuple[ModuleType, str], list[Callable[[], None]]] = dict([
-    layer(s, "conv2d", 2, 1, **CONV), layer(spectral_conv, "conv2d", 2, 1, **CONV),
-    layer(s, "linear", x=(5, 3), w=(3, 7), b=(7,)), layer(s, "relu", **ODD), layer(s, "sigmoid", **ODD),
-    layer(s, "votes", pose=(2, 7, 3, 3), w=(7, 5, 3, 3)), layer(m, "squash", s=(2, 7, 5)),
-    layer(m, "max_pool", **ODD), layer(affine, "avg_pool", **ODD), ((spectral_conv, "transforms"), [check_points]),
+    layer(smallnorb, "conv2d", 2, 1, **CONV), layer(spectral_conv, "conv2d", 2, 1, **CONV),
+    layer(smallnorb, "linear", x=(5, 3), w=(3, 7), b=(7,)), layer(smallnorb, "relu", **ODD),
+    layer(smallnorb, "sigmoid", **ODD),
+    layer(smallnorb, "votes", pose=(2, 7, 3, 3), w=(7, 5, 3, 3)), layer(multimnist, "squash", s=(2, 7, 5)),
+    layer(multimnist, "max_pool", **ODD), layer(affine, "avg_pool", **ODD),
+    ((spectral_conv, "transforms"), [check_points]),
 ])
-LAYERS[m, "max_pool"].append(check_tie)
+LAYERS[multimnist, "max_pool"].append(check_tie)
 
 
 @pytest.mark.parametrize("key", LAYERS, ids=lambda key: f"{key[0].__name__}.{key[1]}")
@@ -397,7 +400,7 @@ def test_differences(key: tuple[ModuleType, str]) -> None:
 # --- Far out, and in single precision ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("form", [s, spectral_conv])
+@pytest.mark.parametrize("form", [smallnorb, spectral_conv])
 def test_conv2d_in_single_precision_has_its_precision(form: Any) -> None:
     """Going by way of the spectra costs no more than a few roundings of the largest output."""
     rng = rng_of(5)
@@ -413,15 +416,16 @@ def test_conv2d_in_single_precision_has_its_precision(form: Any) -> None:
 
 def test_sigmoids_and_cross_entropies_far_out() -> None:
     with np.errstate(over="raise", divide="raise", invalid="raise"):
-        out, cache = s.sigmoid_forward(np.array([-np.inf, -1e4, 1e4, np.inf], np.float32))
-        np.testing.assert_array_equal(s.sigmoid_backward(np.ones(4, np.float32), cache), 0)
+        out, cache = smallnorb.sigmoid_forward(np.array([-np.inf, -1e4, 1e4, np.inf], np.float32))
+        np.testing.assert_array_equal(smallnorb.sigmoid_backward(np.ones(4, np.float32), cache), 0)
     np.testing.assert_array_equal(out, [0, 0, 1, 1])
-    loss, gradient = m.sigmoid_cross_entropy(np.array([[1e4, -1e4]]), np.array([[0.0, 1.0]]), 2)
+    loss, gradient = multimnist.sigmoid_cross_entropy(np.array([[1e4, -1e4]]), np.array([[0.0, 1.0]]), 2)
     assert loss == 1e4
     np.testing.assert_array_equal(gradient, [[0.5, -0.5]])
     scores, labels = np.float32(1e4) * np.eye(10, dtype=np.float32)[[3, 3]], np.array([3, 4])
-    one_hot = m.indicator(labels[:, None], 10, np.float32)
-    for loss, gradient in (affine.softmax_cross_entropy(scores, one_hot, 2), s.softmax_cross_entropy(scores, labels)):
+    one_hot = multimnist.indicator(labels[:, None], 10, np.float32)
+    of_digits = affine.softmax_cross_entropy(scores, one_hot, 2)
+    for loss, gradient in (of_digits, smallnorb.softmax_cross_entropy(scores, labels)):
         assert loss == 5000
         np.testing.assert_array_equal(gradient[0], 0)
         np.testing.assert_allclose(gradient[1, [3, 4]], [0.5, -0.5])
@@ -442,8 +446,8 @@ class Broken(NamedTuple):
 
 
 BROKEN: dict[ModuleType, Broken] = {
-    s: Broken(("em", "views", "conv2d"), ("softmax_cross_entropy", "spread_loss")),
-    m: Broken(("capsnet_plain", "cnn_plain", "cnn"), (
+    smallnorb: Broken(("em", "views", "conv2d"), ("softmax_cross_entropy", "spread_loss")),
+    multimnist: Broken(("capsnet_plain", "cnn_plain", "cnn"), (
         "margin_loss", "squared_error", "sigmoid_cross_entropy", "capsnet_loss_and_grads", "cnn_loss_and_grads")),
     spectral_conv: Broken(("spectral",), ("transforms",)), dynamic_routing: Broken(("capsnet_fast",)),
     conv: Broken(("fields_plain", "conv_plain"), ("scatter",)), field_em: Broken(("fields_fast",), ("scatter",)),
@@ -462,7 +466,7 @@ def broken() -> list[tuple[ModuleType, str]]:
     for module, of in BROKEN.items():
         own = {k: f for k, f in vars(module).items() if getattr(f, "__module__", "") == module.__name__}
         for name in [*(name for name in own if name.endswith("_backward")), *of.more]:
-            twin = getattr(s, name, None) if module is m else None
+            twin = getattr(smallnorb, name, None) if module is multimnist else None
             if twin is None or inspect.getsource(own[name]) != inspect.getsource(twin):
                 found.append((module, name))
     return found

@@ -16,7 +16,7 @@ import pytest
 
 import more
 import support
-import multimnist_capsnet as digits
+import multimnist_capsnet as multimnist
 from data import affnist_file, digit_files, files, norb_files, pictures, toy_norb
 from data.labelled_pictures import read_sets
 from helpers import ROOT, Capture, Patch, script_environment
@@ -100,7 +100,7 @@ def test_pictures_are_drawn_without_pyplot() -> None:
 def test_where_downloads_and_toys_are_kept(variables: str, expected: str, monkeypatch: Patch) -> None:
     for variable in variables.split():
         monkeypatch.setenv(*variable.split("="))
-    assert files.cache_folder() == digits.cache_dir() == Path(expected)
+    assert files.cache_folder() == multimnist.cache_dir() == Path(expected)
 
 
 @pytest.fixture
@@ -113,13 +113,13 @@ def nobody(monkeypatch: Patch) -> None:
 
 @pytest.mark.usefixtures("nobody")
 def test_without_a_home_folder_strokes_are_drawn_and_no_toys(monkeypatch: Patch, capsys: Capture) -> None:
-    for cache_folder in (files.cache_folder, digits.cache_dir):
+    for cache_folder in (files.cache_folder, multimnist.cache_dir):
         with pytest.raises(OSError, match="no home folder for a cache: let the variable CAPSULES_CACHE name a folder"):
             cache_folder()
     with pytest.raises(OSError, match="cannot draw toys: there is no home folder"):
         toy_norb.cached_toys(None, 0)
-    monkeypatch.setattr(digits, "STROKE_COUNTS", (3, 2))
-    found = digits.resolve_dataset("auto", np.random.default_rng(0))
+    monkeypatch.setattr(multimnist, "STROKE_COUNTS", (3, 2))
+    found = multimnist.resolve_dataset("auto", np.random.default_rng(0))
     assert (found.name, len(found.train_labels), len(found.test_labels)) == ("strokes", 3, 2)
     assert "Reason: there is no home folder for a cache" in capsys.readouterr().err
 

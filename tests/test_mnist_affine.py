@@ -14,14 +14,14 @@ import pytest
 from data.affnist_file import read_affnist
 from fast.workers import SERIAL
 from helpers import EXPERIMENTS, Array, Capture, Patch, digits_folder, failure, strokes
-from more import mnist_affine_capsnet as m
+from more import mnist_affine_capsnet as affine
 from multimnist_capsnet import init_state
 from smallnorb_novel_viewpoint import permutation
 
 
 @pytest.fixture(autouse=True)
 def short_sweep(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(m, "SWEEP", (-90, 0, 35))
+    monkeypatch.setattr(affine, "SWEEP", (-90, 0, 35))
 
 
 SMALL = {
@@ -30,8 +30,8 @@ SMALL = {
 }
 
 
-def small(**changes: Any) -> m.Config:
-    return m.Config(**{**SMALL, "dataset": "mnist", "data_dir": digits_folder(), **changes})
+def small(**changes: Any) -> affine.Config:
+    return affine.Config(**{**SMALL, "dataset": "mnist", "data_dir": digits_folder(), **changes})
 
 
 BIG = {"canvas": 40, "max_shift": 6}
@@ -44,17 +44,18 @@ BIG = {"canvas": 40, "max_shift": 6}
 def test_quarter_turns_are_exact_and_counter_clockwise(side: int) -> None:
     images = np.random.default_rng(0).random((3, side, side))
     for quarters in (-1, 0, 1, 2, 4):
-        turned = m.rotate(images, 90 * quarters)
+        turned = affine.rotate(images, 90 * quarters)
         np.testing.assert_allclose(turned, np.rot90(images, quarters, axes=(1, 2)), atol=1e-12)
-    np.testing.assert_allclose(m.rotation_matrices(35) @ m.rotation_matrices(-15), m.rotation_matrices(20))
+    by = affine.rotation_matrices
+    np.testing.assert_allclose(by(35) @ by(-15), by(20))
 
 
 def test_warp_is_the_loop(monkeypatch: Patch) -> None:
     """In parts of a set as in whole ones."""
-    monkeypatch.setattr(m, "WARP_PART", 3)
+    monkeypatch.setattr(affine, "WARP_PART", 3)
     rng = np.random.default_rng(3)
     images, matrices = rng.random((5, 6, 7)), rng.standard_normal((5, 2, 3)) * [1, 1, 4]
-    out = m.warp(images, matrices, 8)
+    out = affine.warp(images, matrices, 8)
     for n, i, j in np.ndindex(5, 8, 8):
         row, column = matrices[n] @ (i, j, 1)
         total = 0.0
@@ -67,7 +68,7 @@ def test_warp_is_the_loop(monkeypatch: Patch) -> None:
 
 def test_affnist_ranges_and_ink_inside() -> None:
     digits = strokes().train_images[:360]
-    d = m.draw_distortions(np.random.default_rng(1), digits)
+    d = affine.draw_distortions(np.random.default_rng(1), digits)
     assert 19 < np.abs(d.rotation).max() <= 20
     for values, low, high in ((d.shear, -0.2, 0.2), (d.scale, 0.8, 1.2)):
         assert low <= values.min() < low + 0.01
@@ -76,9 +77,9 @@ def test_affnist_ranges_and_ink_inside() -> None:
         assert (drawn.std(axis=0) > spread).all()
         assert abs(np.corrcoef(drawn.T)[0, 1]) < 0.15
     np.testing.assert_allclose(np.corrcoef([d.rotation, d.shear, *d.scale.T]), np.eye(4), atol=0.2)
-    images = m.distort(digits / 255, d)
+    images = affine.distort(digits / 255, d)
     # The same on a larger canvas: nothing lies in what is added.
-    wide = m.warp(digits / 255, m.warp_matrices(d.matrices, 13.5, d.middle + 20), 80)
+    wide = affine.warp(digits / 255, affine.warp_matrices(d.matrices, 13.5, d.middle + 20), 80)
     np.testing.assert_allclose(wide[:, 20:60, 20:60], images, atol=1e-12)
     np.testing.assert_allclose(wide.sum(axis=(1, 2)), images.sum(axis=(1, 2)), rtol=1e-12)
     area = np.linalg.det(d.matrices)
@@ -91,13 +92,13 @@ def test_affnist_ranges_and_ink_inside() -> None:
 def test_ink_that_does_not_fit_is_in_the_middle() -> None:
     for grey in (0, 255):
         digits = np.full((6, 28, 28), grey, np.uint8)
-        d = m.draw_distortions(np.random.default_rng(2), digits)
-        assert np.isfinite(m.distort(digits / 255, d)).all()
+        d = affine.draw_distortions(np.random.default_rng(2), digits)
+        assert np.isfinite(affine.distort(digits / 255, d)).all()
     np.testing.assert_allclose(d.middle[~np.isclose(d.middle, 19.5)], 19.5, atol=6)
 
 
 def test_a_distortion_is_scale_then_shear_then_turn() -> None:
-    d = m.Distortion(np.array([90.0]), np.array([0.5]), np.array([[2.0, 3.0]]), np.zeros((1, 2)))
+    d = affine.Distortion(np.array([90.0]), np.array([0.5]), np.array([[2.0, 3.0]]), np.zeros((1, 2)))
     # One column to the right: three, no shear; turned, three rows up. One row down: two down and one to the right.
     np.testing.assert_allclose(d.matrices[0] @ np.eye(2), [[-1, -3], [2, 0]], atol=1e-12)
 
@@ -107,7 +108,7 @@ def test_a_distortion_is_scale_then_shear_then_turn() -> None:
 
 def affnist_like(n: int = 30) -> tuple[Array, Array]:
     digits = strokes().test_images[:n]
-    images = m.distort(digits.astype(np.float32), m.draw_distortions(np.random.default_rng(4), digits))
+    images = affine.distort(digits.astype(np.float32), affine.draw_distortions(np.random.default_rng(4), digits))
     return images.round().astype(np.uint8), strokes().test_labels[:n]
 
 
@@ -150,7 +151,7 @@ def test_what_is_no_affnist_file_is_one_line(tmp_path: Path, capsys: Capture) ->
         write_affnist(tmp_path / f"{name}.mat", *given)
     says = {"archive": "is a ZIP file: unpack it", "hdf": "with the option -v7", "7.3": "with the option -v7"}
     for path in (*(tmp_path / f"{name}.mat" for name in (*contents, *arrays, "nowhere")), tmp_path):
-        error = failure(m, f"--canvas 40 --dataset mnist --data-dir {tmp_path} --affnist {path}".split(), capsys)
+        error = failure(affine, f"--canvas 40 --dataset mnist --data-dir {tmp_path} --affnist {path}".split(), capsys)
         assert f"it is no affNIST file: {path}" in error
         assert says.get(path.stem, "") in error
 
@@ -164,7 +165,7 @@ def content(images: Array) -> set[bytes]:
 
 def test_training_validation_and_test_share_no_digit() -> None:
     for config in (small(), small(n_train=None, n_test=None)):
-        data = m.make_data(config)
+        data = affine.make_data(config)
         train, val = content(data.images), content((255 * data.val.images).round().astype(np.uint8))
         assert len(data.images) == (config.n_train or 600 - 16)
         assert len(data.test_images) == (config.n_test or 300)
@@ -172,15 +173,15 @@ def test_training_validation_and_test_share_no_digit() -> None:
         assert not train & val
         assert not content(data.test_images) & (val | train)
         assert val | train <= content(strokes().train_images)
-        done = m.resolve_defaults(config, data)
+        done = affine.resolve_defaults(config, data)
         assert (done.n_train, done.n_test) == (len(data.images), len(data.test_images))
-    assert content(m.make_data(small(seed=1)).images) != content(m.make_data(small()).images)
+    assert content(affine.make_data(small(seed=1)).images) != content(affine.make_data(small()).images)
 
 
 @pytest.mark.parametrize("changes", [{"n_train": 600}, {"n_val": 600, "n_train": None}, {"n_test": 301}])
 def test_too_few_digits(changes: dict[str, Any]) -> None:
     with pytest.raises(OSError, match="too few") as error:
-        m.make_data(small(**changes))
+        affine.make_data(small(**changes))
     assert "None" not in str(error.value)  # which nobody typed
 
 
@@ -197,11 +198,11 @@ def shifts_of(images: Array, digits: Array) -> Array:
 @pytest.mark.parametrize(("changes", "reach"), [({}, 2), (BIG, 6), ({"max_shift": 0}, 0)])
 def test_augmentation_is_drawn_for_each_image_and_never_at_test(changes: dict[str, Any], reach: int) -> None:
     config = small(n_train=96, batch_size=32, n_epochs=9, **changes)
-    data = m.make_data(config)
+    data = affine.make_data(config)
     data = data._replace(images=data.images * np.pad(np.ones((24, 24), np.uint8), 2))  # no shift loses ink
     seen = []
     for step in range(6):
-        batch = m.training_batch(data, config, step)
+        batch = affine.training_batch(data, config, step)
         which = permutation(96, config.seed, 0, step // 3)[32 * (step % 3) :][:32]
         np.testing.assert_array_equal(batch.labels[:, 0], data.labels[which])
         np.testing.assert_array_equal(batch.sources[:, 0], batch.images)
@@ -211,19 +212,19 @@ def test_augmentation_is_drawn_for_each_image_and_never_at_test(changes: dict[st
         seen.append(moved.round())
     assert np.abs(np.concatenate(seen)).max() == reach
     assert reach == 0 or not np.array_equal(seen[0], seen[3])
-    moved, free = shifts_of(m.rotated_set(data, config).images, data.test_images), (config.image_size - 28) // 2
-    np.testing.assert_allclose(moved, m.evaluation_shifts(config, 20, 0), atol=1e-4)
-    assert {*m.evaluation_shifts(config, 500, 0).ravel().tolist()} == {*range(-free, free + 1)}
+    moved, free = shifts_of(affine.rotated_set(data, config).images, data.test_images), (config.image_size - 28) // 2
+    np.testing.assert_allclose(moved, affine.evaluation_shifts(config, 20, 0), atol=1e-4)
+    assert {*affine.evaluation_shifts(config, 500, 0).ravel().tolist()} == {*range(-free, free + 1)}
 
 
 @pytest.mark.parametrize("changes", [{}, BIG])
 def test_every_set_is_scaled_alike(changes: dict[str, Any]) -> None:
     """Grey values from 0 to 1: the same ink in training, validation, and on every test set."""
     config = small(n_train=96, **changes)
-    data = m.make_data(config)
-    tests = dict(m.make_test_sets(data, config, affnist_like() if changes else None))
+    data = affine.make_data(config)
+    tests = dict(affine.make_test_sets(data, config, affnist_like() if changes else None))
     assert list(tests) == ["upright", "rotated_15", "rotated_35"] + ["affnist", "affnist_file"] * bool(changes)
-    train = m.training_batch(data, config, 0)
+    train = affine.training_batch(data, config, 0)
     for name, digits in (tests | {"train": train, "val": data.val}).items():
         images = digits.images
         assert images.dtype == np.float32, name
@@ -235,11 +236,11 @@ def test_every_set_is_scaled_alike(changes: dict[str, Any]) -> None:
 
 def test_the_sweep_is_spread_over_the_test_digits() -> None:
     config = small()
-    data = m.make_data(config)
-    some, every = m.rotated_set(data, config, 0.0, 4), m.rotated_set(data, config)
+    data = affine.make_data(config)
+    some, every = affine.rotated_set(data, config, 0.0, 4), affine.rotated_set(data, config)
     np.testing.assert_array_equal(some.labels, every.labels[[0, 6, 13, 19]])
     np.testing.assert_array_equal(some.images, every.images[[0, 6, 13, 19]])
-    assert len(m.rotated_set(data, config, 5.0, 99).images) == 20
+    assert len(affine.rotated_set(data, config, 5.0, 99).images) == 20
 
 
 # --- Training, validation, tests --------------------------------------------------------------------------------------
@@ -249,7 +250,7 @@ def test_the_sweep_is_spread_over_the_test_digits() -> None:
 def test_training_stops_at_the_accuracy_asked_for(target: float, steps: int, monkeypatch: Patch) -> None:
     """Checks every 2 of 3 steps an epoch, and at an epoch's end; accuracies rise to 14/16 and fall again."""
     config = small(n_epochs=8, match_accuracy=target, check_every=2)
-    data, asked = m.make_data(config), []
+    data, asked = affine.make_data(config), []
 
     def assess(model: Any, params: Any, batch: Any, workers: Any) -> tuple[Array, float]:
         asked.append(state.step)
@@ -258,17 +259,21 @@ def test_training_stops_at_the_accuracy_asked_for(target: float, steps: int, mon
         answers = np.where(np.arange(16) < n_right, batch.labels[:, 0], (batch.labels[:, 0] + 1) % 10)
         return np.eye(10)[answers], math.nan
 
-    monkeypatch.setattr(m, "assess", assess)
-    model = m.make_models(config)["lenet"]
+    monkeypatch.setattr(affine, "assess", assess)
+    model = affine.make_models(config)["lenet"]
     state, stops, last = init_state(model, config), list[int](), min(2 * steps, 30 - steps) / 16
-    m.train(model, config, data, state, SERIAL, lambda s, end: stops.extend([s.step] * (end and m.reached(s, config))))
+
+    def stopped(s: Any, end: bool) -> None:
+        stops.extend([s.step] * (end and affine.reached(s, config)))
+
+    affine.train(model, config, data, state, SERIAL, stopped)
     assert state.step == steps
     assert asked == [k for k in range(1, steps + 1) if k % 2 == 0 or k % 3 == 0]
     assert stops == ([steps] if target < 0.9 else [])
     assert state.history["check_step"] == [float(k) for k in asked]
     assert state.history["check_accuracy"][-1] == last
     state.seconds = 2.0 * steps
-    result = m.make_result(config, data, {"lenet": state}, {"lenet": {}})["models"]["lenet"]
+    result = affine.make_result(config, data, {"lenet": state}, {"lenet": {}})["models"]["lenet"]
     assert (result["steps"], result["epochs"], result["reached"]) == (steps, steps / 3, target < 0.9)
     assert result["val_accuracy"] == last
     assert result["epoch_seconds"] == 6  # of three steps
@@ -278,8 +283,8 @@ def test_accuracies_on_all_sets(tmp_path: Path, capsys: Capture) -> None:
     """The other numbers, and the table, are recorded: test_recorded.py."""
     images, labels = affnist_like()
     mat, out = write_affnist(tmp_path / "15.mat", images.reshape(30, -1).T, labels[None]), tmp_path / "a.json"
-    argv = EXPERIMENTS[m.EXPERIMENT].argv(f"--canvas 40 --match-accuracy 1 --check-every 2 --affnist {mat}")
-    assert m.main([*argv, "--out-json", str(out)]) == 0
+    argv = EXPERIMENTS[affine.EXPERIMENT].argv(f"--canvas 40 --match-accuracy 1 --check-every 2 --affnist {mat}")
+    assert affine.main([*argv, "--out-json", str(out)]) == 0
     printed = capsys.readouterr().out
     assert "stopped at 100 % on 16 for validation" in printed.splitlines()[0]
     assert printed.count("not reached") == 3

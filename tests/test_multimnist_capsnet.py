@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-import multimnist_capsnet as m
+import multimnist_capsnet as multimnist
 from data.pictures import read_strokes
 from fast.workers import SERIAL
 from helpers import EXPERIMENTS, Array, Capture, Patch, digits_folder, failure, strokes
@@ -24,12 +24,12 @@ from multimnist_capsnet import init_state
 SMALL = {"conv_channels": 2, "primary_types": 1, "decoder": (16, 16), "n_test": 20, "n_train": 24, "batch_size": 8}
 
 
-def small(**changes: Any) -> m.Config:
-    return m.Config(**{**SMALL, "dataset": "mnist", "data_dir": digits_folder(), "n_epochs": 2, **changes})
+def small(**changes: Any) -> multimnist.Config:
+    return multimnist.Config(**{**SMALL, "dataset": "mnist", "data_dir": digits_folder(), "n_epochs": 2, **changes})
 
 
-def overlays(**changes: Any) -> m.Overlays:
-    return m.Overlays(strokes().train_images, strokes().train_labels, small(**changes))
+def overlays(**changes: Any) -> multimnist.Overlays:
+    return multimnist.Overlays(strokes().train_images, strokes().train_labels, small(**changes))
 
 
 # --- Composites -------------------------------------------------------------------------------------------------------
@@ -45,11 +45,11 @@ def boxes_iou(a: Array, b: Array) -> float:
 
 @pytest.mark.parametrize("min_iou", [0, 0.6, 0.8, 1])
 def test_admissible_shifts_are_all_those_that_overlap_enough(min_iou: float) -> None:
-    allowed = {tuple(pair.ravel()) for pair in m.admissible_shifts(2, min_iou)}
+    allowed = {tuple(pair.ravel()) for pair in multimnist.admissible_shifts(2, min_iou)}
     s = range(-2, 3)
     for ay, ax, by, bx in itertools.product(s, s, s, s):
         assert ((ay, ax, by, bx) in allowed) == (boxes_iou(np.array([ay, ax]), np.array([by, bx])) >= min_iou)
-    assert len(m.admissible_shifts(4, 0)) == 9**4
+    assert len(multimnist.admissible_shifts(4, 0)) == 9**4
 
 
 def test_a_composite_is_the_maximum_of_two_shifted_digits_of_different_classes() -> None:
@@ -78,7 +78,7 @@ def test_every_digit_is_trained_on() -> None:
     """The first of a pair is from all, the second from those of the nine other classes, each image as likely as
     another; each has a shift of its own."""
     labels = np.repeat(np.arange(10), np.arange(5, 15)).astype(np.uint8)
-    source, n = m.Overlays(np.zeros((len(labels), 28, 28), np.uint8), labels, small()), 200_000
+    source, n = multimnist.Overlays(np.zeros((len(labels), 28, 28), np.uint8), labels, small()), 200_000
     which, shift = source.draw(np.random.default_rng(0), n)
     counts, total = np.bincount(labels), len(labels)
     others = counts / total / (total - counts)  # of the first digit's classes, to each image of another class
@@ -89,18 +89,19 @@ def test_every_digit_is_trained_on() -> None:
 
 
 def test_one_class_alone_is_refused() -> None:
-    with pytest.raises(m.UserError, match="needs two"):
-        m.Overlays(np.zeros((5, 28, 28), np.uint8), np.full(5, 3, np.uint8), small())
+    with pytest.raises(multimnist.UserError, match="needs two"):
+        multimnist.Overlays(np.zeros((5, 28, 28), np.uint8), np.full(5, 3, np.uint8), small())
 
 
 def test_batches_are_fresh_and_the_test_set_is_fixed() -> None:
     """Nothing of the network shifts the data."""
     config, wider = small(), {"conv_channels": 7, "routing_iters": 1, "n_train": 80}
-    data, again, other, wide = (m.make_data(small(**changes)) for changes in ({}, {}, {"seed": 1}, wider))
+    data, again, other, wide = (multimnist.make_data(small(**changes)) for changes in ({}, {}, {"seed": 1}, wider))
     for same in (again, wide):
         np.testing.assert_array_equal(same.test.images, data.test.images)
     assert (other.test.images != data.test.images).any()
-    first, second, repeated = (m.training_batch(of, config, step) for of, step in ((data, 0), (data, 1), (again, 0)))
+    steps = ((data, 0), (data, 1), (again, 0))
+    first, second, repeated = (multimnist.training_batch(of, config, step) for of, step in steps)
     assert (first.images != second.images).any()
     np.testing.assert_array_equal(first.images, repeated.images)
 
@@ -112,26 +113,26 @@ def test_batches_are_fresh_and_the_test_set_is_fixed() -> None:
 def test_nothing_is_nan_at_zero_or_far_out(dtype: type) -> None:
     for scale in (0, 1e-20, 1e-8, 1e4):
         s: Array = np.full((3, 8), scale, dtype)
-        v, cache = m.squash_forward(s)
+        v, cache = multimnist.squash_forward(s)
         assert np.isfinite(v).all()
-        assert np.isfinite(m.squash_backward(np.ones_like(s), cache)).all()
+        assert np.isfinite(multimnist.squash_backward(np.ones_like(s), cache)).all()
         assert (np.linalg.norm(v, axis=-1) < 1.001).all()
     config = small(dtype=np.dtype(dtype).name)
-    params = m.capsnet_init(np.random.default_rng(0), config)
+    params = multimnist.capsnet_init(np.random.default_rng(0), config)
     for brightness in (0, 1):
         image: Array = np.full((2, 36, 36), brightness, dtype)
-        batch = m.Batch(image, np.array([[0, 1], [2, 3]]), np.stack([image, image], axis=1))
-        losses, grads = m.capsnet_loss_and_grads(params, batch, 2, config)
+        batch = multimnist.Batch(image, np.array([[0, 1], [2, 3]]), np.stack([image, image], axis=1))
+        losses, grads = multimnist.capsnet_loss_and_grads(params, batch, 2, config)
         assert all(map(math.isfinite, losses.values()))
         assert all(np.isfinite(g).all() for g in grads.values())
 
 
 @pytest.mark.parametrize("plain", [False, True])
-@pytest.mark.parametrize("name", m.MODEL_NAMES)
+@pytest.mark.parametrize("name", multimnist.MODEL_NAMES)
 def test_muon_is_for_inner_weights_and_weights_alone_decay(name: str, plain: bool) -> None:
     config = small(dtype="float64", plain=plain)
     inner = {"capsnet": {"conv1.w", "primary.w", "routing.w"}}.get(name, {"conv1.w", "conv2.w", "hidden.w"})
-    model = m.make_models(config)[name]
+    model = multimnist.make_models(config)[name]
 
     def updated(optimizer: str, decay: float, lr: float = 0.01) -> dict[str, Array]:
         state, rng = init_state(model, config), np.random.default_rng(1)
@@ -139,7 +140,7 @@ def test_muon_is_for_inner_weights_and_weights_alone_decay(name: str, plain: boo
             p += 0.1  # biases begin at zero, which would not shrink
         grads = {key: rng.standard_normal(p.shape) for key, p in state.params.items()}
         changed = dataclasses.replace(config, optimizer=optimizer, weight_decay=decay)
-        m.update(state, [grads], lr, changed, SERIAL)
+        multimnist.update(state, [grads], lr, changed, SERIAL)
         return state.params
 
     start = updated("adam", 0, lr=0)
@@ -161,25 +162,25 @@ def test_muon_is_for_inner_weights_and_weights_alone_decay(name: str, plain: boo
 
 
 def test_the_learning_rate_rises_then_falls() -> None:
-    config = m.Config(n_epochs=10, n_train=16_000, batch_size=16, lr=1.0)  # 10,000 steps
-    rates = [config.lr_at(t) for t in (0, m.WARMUP, 5000, 9999)]
-    np.testing.assert_allclose(rates, [1 / m.WARMUP, 0.99, 0.5, 1e-4])
+    config = multimnist.Config(n_epochs=10, n_train=16_000, batch_size=16, lr=1.0)  # 10,000 steps
+    rates = [config.lr_at(t) for t in (0, multimnist.WARMUP, 5000, 9999)]
+    np.testing.assert_allclose(rates, [1 / multimnist.WARMUP, 0.99, 0.5, 1e-4])
 
 
 # --- Runs and pictures ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("script", [m, affine], ids=lambda script: script.EXPERIMENT)
+@pytest.mark.parametrize("script", [multimnist, affine], ids=lambda script: script.EXPERIMENT)
 def test_a_run_is_not_resumed_on_other_digits(script: Any, tmp_path: Path, monkeypatch: Patch, capsys: Capture) -> None:
     """``--dataset auto`` trains on strokes, where there is no MNIST. MNIST is there when the run is to go on."""
     argv = [*EXPERIMENTS[script.EXPERIMENT].argv("--models cnn"), "--checkpoint", str(tmp_path / "c")]
     del argv[argv.index("--dataset") : argv.index("--dataset") + 4]
 
-    monkeypatch.setattr(m, "STROKE_COUNTS", (60, 60))
-    monkeypatch.setattr(m, "load_mnist", Mock(side_effect=m.UnavailableError("there is no network")))
+    monkeypatch.setattr(multimnist, "STROKE_COUNTS", (60, 60))
+    monkeypatch.setattr(multimnist, "load_mnist", Mock(side_effect=multimnist.UnavailableError("there is no network")))
     assert script.main(argv) == 0
     assert "drawn digits" in capsys.readouterr().err
-    monkeypatch.setattr(m, "load_mnist", lambda *_: strokes()._replace(name="mnist"))
+    monkeypatch.setattr(multimnist, "load_mnist", lambda *_: strokes()._replace(name="mnist"))
     line = failure(script, [*argv, "--resume"], capsys)
     assert line == f"error: {tmp_path / 'c'} was made with --dataset strokes, not mnist\n"
     assert script.main([*argv, "--resume", "--dataset", "strokes"]) == 0

@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import multimnist_capsnet as data
+import multimnist_capsnet as multimnist
 from data import stroke_digits
 from helpers import MNIST, Capture, Patch, idx, needs_mnist
 
-STEMS = tuple(data.MNIST_SHA256)
+STEMS = tuple(multimnist.MNIST_SHA256)
 
 
 @functools.cache
@@ -43,7 +43,7 @@ def place(folder: Path, **changed: bytes) -> Path:
 def fault_of(choice: str, folder: Path | None) -> str:
     """What a person is told of digits that cannot be had: one line."""
     with pytest.raises(OSError) as caught:
-        data.resolve_dataset(choice, np.random.default_rng(0), folder)
+        multimnist.resolve_dataset(choice, np.random.default_rng(0), folder)
     message = str(caught.value)
     assert "\n" not in message
     assert len(message) < 700
@@ -55,14 +55,14 @@ def fault_of(choice: str, folder: Path | None) -> str:
 
 @needs_mnist
 def test_real_mnist_is_read_and_called_mnist() -> None:
-    digits = data.load_mnist(MNIST)
+    digits = multimnist.load_mnist(MNIST)
     assert digits.name == "mnist"
     assert (digits.train_images.shape, digits.test_images.shape) == ((60000, 28, 28), (10000, 28, 28))
     assert digits.train_images.dtype == digits.train_labels.dtype == np.uint8
     assert np.bincount(digits.train_labels).tolist()[:3] == [5923, 6742, 5958]
     assert np.bincount(digits.test_labels).tolist()[:3] == [980, 1135, 1032]
     found = {stem: hashlib.sha256((MNIST / f"{stem}.gz").read_bytes()).hexdigest() for stem in STEMS}
-    assert found == data.MNIST_SHA256
+    assert found == multimnist.MNIST_SHA256
 
 
 @pytest.mark.parametrize("form", ["{}.gz", "{}", "plain file named {}.gz", "dotted"])
@@ -70,12 +70,12 @@ def test_every_usual_form_of_the_files_is_read(form: str, tmp_path: Path, monkey
     for stem, body in tiny_mnist().items():
         name = stem.replace("-idx", ".idx") if form == "dotted" else form.rpartition(" ")[2].format(stem)
         (tmp_path / name).write_bytes(body if form == "{}.gz" else gzip.decompress(body))
-    digits = data.load_mnist(tmp_path)
+    digits = multimnist.load_mnist(tmp_path)
     assert digits.name == "custom"
     assert digits.train_images.tobytes() == IMAGES[16:]
     assert digits.test_labels.tolist() == list(range(10))
-    monkeypatch.setattr(data, "MNIST_CRC32", zlib.crc32(b"".join(array.tobytes() for array in digits[1:])))
-    assert data.load_mnist(tmp_path).name == "mnist"
+    monkeypatch.setattr(multimnist, "MNIST_CRC32", zlib.crc32(b"".join(array.tobytes() for array in digits[1:])))
+    assert multimnist.load_mnist(tmp_path).name == "mnist"
 
 
 BAD = {  # the file that is changed, its content, and what is said
@@ -126,8 +126,8 @@ def mirror(monkeypatch: Patch, tmp_path: Path) -> str:
     """The address of a good mirror of tiny MNIST, whose hashes take the place of the canonical ones."""
     sha256 = {stem: hashlib.sha256(body).hexdigest() for stem, body in tiny_mnist().items()}
     address = f"{place(tmp_path / 'mirror').as_uri()}/"
-    monkeypatch.setattr(data, "MNIST_SHA256", sha256)
-    monkeypatch.setattr(data, "MIRRORS", (address,))
+    monkeypatch.setattr(multimnist, "MNIST_SHA256", sha256)
+    monkeypatch.setattr(multimnist, "MIRRORS", (address,))
     return address
 
 
@@ -139,10 +139,10 @@ def cache(tmp_path: Path, monkeypatch: Patch) -> Path:
 
 
 def test_download_fills_the_cache_with_what_is_missing(mirror: str, cache: Path, capfd: Capture) -> None:
-    assert data.load_mnist().train_images.tobytes() == IMAGES[16:]
-    data.load_mnist()
+    assert multimnist.load_mnist().train_images.tobytes() == IMAGES[16:]
+    multimnist.load_mnist()
     (cache / NAMES[1]).unlink()
-    data.load_mnist()
+    multimnist.load_mnist()
     assert sorted(path.name for path in cache.iterdir()) == sorted(NAMES)  # nothing left over
     out, err = capfd.readouterr()
     assert out == ""
@@ -158,23 +158,23 @@ def test_the_second_mirror_where_the_first_has_no_good_file(
     if kind != "missing":
         (bad / NAMES[0]).write_bytes({"corrupt": b"x" + body[1:], "truncated": body[:-9]}.get(kind, b""))
     url = DEAD_URL if kind == "dead" else f"{bad.as_uri()}/"
-    monkeypatch.setattr(data, "MIRRORS", (url,))
+    monkeypatch.setattr(multimnist, "MIRRORS", (url,))
     message = fault_of("mnist", None)
     for part in (url, str(cache), "--data-dir", "--dataset strokes"):
         assert part in message
-    assert data.TIMEOUT <= 10  # seconds, that a person waits where nothing answers
+    assert multimnist.TIMEOUT <= 10  # seconds, that a person waits where nothing answers
     assert not (cache / NAMES[0]).exists()
-    monkeypatch.setattr(data, "MIRRORS", (url, mirror))
-    assert data.load_mnist().train_images.tobytes() == IMAGES[16:]
+    monkeypatch.setattr(multimnist, "MIRRORS", (url, mirror))
+    assert multimnist.load_mnist().train_images.tobytes() == IMAGES[16:]
 
 
 def test_auto_falls_back_to_strokes_with_a_warning(mirror: str, monkeypatch: Patch, capfd: Capture) -> None:
-    monkeypatch.setattr(data, "STROKE_COUNTS", (20, 10))
-    assert data.resolve_dataset("auto", np.random.default_rng(0)).name == "custom"
+    monkeypatch.setattr(multimnist, "STROKE_COUNTS", (20, 10))
+    assert multimnist.resolve_dataset("auto", np.random.default_rng(0)).name == "custom"
     assert "WARNING" not in capfd.readouterr().err
     monkeypatch.setenv("HOME", "/nowhere/at/all")
-    monkeypatch.setattr(data, "MIRRORS", (DEAD_URL,))
-    digits = data.resolve_dataset("auto", np.random.default_rng(0))
+    monkeypatch.setattr(multimnist, "MIRRORS", (DEAD_URL,))
+    digits = multimnist.resolve_dataset("auto", np.random.default_rng(0))
     assert (digits.name, len(digits.train_images), len(digits.test_images)) == ("strokes", 20, 10)
     out, err = capfd.readouterr()
     assert out == ""
@@ -191,9 +191,9 @@ def some_strokes() -> tuple[np.ndarray, np.ndarray]:
 
 
 def test_train_and_test_strokes_are_disjoint_streams(monkeypatch: Patch) -> None:
-    def drawn(n_train: int, seed: int = 3) -> data.Digits:
-        monkeypatch.setattr(data, "STROKE_COUNTS", (n_train, 300))
-        return data.resolve_dataset("strokes", np.random.default_rng(seed))
+    def drawn(n_train: int, seed: int = 3) -> multimnist.Digits:
+        monkeypatch.setattr(multimnist, "STROKE_COUNTS", (n_train, 300))
+        return multimnist.resolve_dataset("strokes", np.random.default_rng(seed))
 
     digits, again, others = drawn(600), drawn(50), drawn(50, seed=4)
     assert not {x.tobytes() for x in digits.train_images} & {x.tobytes() for x in digits.test_images}
@@ -231,5 +231,5 @@ def test_strokes_are_told_apart_by_nearest_class_mean() -> None:
 
 @needs_mnist
 def test_strokes_resemble_real_digits() -> None:
-    real = data.load_mnist(MNIST)
+    real = multimnist.load_mnist(MNIST)
     assert accuracy_of_class_means(real.train_images[:5000], real.train_labels[:5000]) > 0.65

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from scipy import linalg
 
-import multimnist_capsnet
+import multimnist_capsnet as multimnist
 from fast import optimizers
 from fast.optimizers import BLOCK, FLUSH_EVERY, adamw_step, muon_step, orthogonalized
 from fast.workers import Workers
@@ -111,7 +111,7 @@ def test_a_parameter_in_any_order_of_memory_is_updated() -> None:
 
 
 def test_plain_adamw_by_hand() -> None:
-    check_adamw(multimnist_capsnet.adamw_step)
+    check_adamw(multimnist.adamw_step)
 
 
 @pytest.mark.parametrize(

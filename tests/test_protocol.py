@@ -20,9 +20,9 @@ import numpy as np
 import pytest
 
 import compare_seeds
-import multimnist_capsnet as multi
+import multimnist_capsnet as multimnist
 import planted_errors
-import smallnorb_novel_viewpoint as views
+import smallnorb_novel_viewpoint as smallnorb
 from evidence import report
 from fast.workers import SERIAL
 from helpers import DATA, EXPERIMENTS, Array, Patch, config_of, load, smallest, states_of
@@ -49,7 +49,7 @@ def numbers_of(line: str) -> list[float]:
 
 # --- Views: accuracy on those of the training range, on those held out, and the drop ----------------------------------
 
-of_views = pytest.mark.parametrize("script", [views, conv], ids=lambda script: script.__name__)
+of_views = pytest.mark.parametrize("script", [smallnorb, conv], ids=lambda script: script.__name__)
 FEW_VIEWS = {"dataset": "voxels", "n_train_views": 2, "n_test_views": 3, "n_elev": 1, "n_per_combo": 1, "n_epochs": 1}
 
 
@@ -75,7 +75,7 @@ def run_of_known_answers(script: Any, known: Callable[[str, Any], Any], monkeypa
     """A run of a model that gives every image of a data set its label where ``known(set, part)``, and the next one
     elsewhere."""
     config, answers = script.Config(**FEW_VIEWS), {}
-    data = views.make_data(config)
+    data = smallnorb.make_data(config)
     for name, split in zip(data._fields, data, strict=True):
         is_known = np.broadcast_to(known(name, split), len(split.labels))
         for image, label, right in zip(split.images, split.labels, is_known, strict=True):
@@ -121,41 +121,41 @@ def test_hard_accuracy_is_that_of_the_classes_that_look_new_from_behind(
     found = run_of_known_answers(script, known, monkeypatch)["models"]["cnn"]
     assert found["hard_accuracy"] == hard
     assert found["held_out_accuracy"] == pytest.approx(1 - len(wrong) / 5)
-    for label, name in enumerate(views.VOXEL_CLASSES):
+    for label, name in enumerate(smallnorb.VOXEL_CLASSES):
         assert found[f"class_{name}_accuracy"] == (label not in wrong)
 
 
 def test_three_classes_look_the_same_from_behind() -> None:
     """So that a network which learned nothing of viewpoints has 0.6 on held-out azimuths."""
     labels, zero = np.arange(5), np.zeros(5)
-    front, behind = (views.render_voxels(labels, zero + azimuth, zero, None) for azimuth in (30.0, 210.0))
-    same = [views.VOXEL_CLASSES[k] for k in labels if np.abs(front[k] - behind[k]).max() < 1e-6]
-    assert same == [name for name in views.VOXEL_CLASSES if name not in views.HARD_CLASSES]
+    front, behind = (smallnorb.render_voxels(labels, zero + azimuth, zero, None) for azimuth in (30.0, 210.0))
+    same = [smallnorb.VOXEL_CLASSES[k] for k in labels if np.abs(front[k] - behind[k]).max() < 1e-6]
+    assert same == [name for name in smallnorb.VOXEL_CLASSES if name not in smallnorb.HARD_CLASSES]
 
 
 def test_the_hardest_drawn_object_is_that_of_the_least_accuracy() -> None:
-    config, labels = views.Config(dataset="shapes"), np.repeat(np.arange(5), 4)
+    config, labels = smallnorb.Config(dataset="shapes"), np.repeat(np.arange(5), 4)
     right = ~np.isin(np.arange(20), [0, 9, 10, 11])
-    assert views.class_accuracies(config, labels, right) == {"hardest_object_accuracy": 0.25}
+    assert smallnorb.class_accuracies(config, labels, right) == {"hardest_object_accuracy": 0.25}
 
 
-def numbered(values: Any) -> views.Split:
+def numbered(values: Any) -> smallnorb.Split:
     """Images that show a number each, in their first pixel."""
     images, labels = np.zeros((len(values), 32, 32, 1), np.float32), np.arange(len(values)) % 5
     images[:, 0, 0, 0] = values
-    return views.Split(images, labels, labels, labels, labels)
+    return smallnorb.Split(images, labels, labels, labels, labels)
 
 
 @of_views
 def test_every_image_counts_once_in_an_accuracy(script: Any) -> None:
     """Right on the last image alone, and on all but the last: the sets end in a batch that is not full."""
-    n = views.EVALUATION_BATCH + 1
+    n = smallnorb.EVALUATION_BATCH + 1
     split = numbered(np.arange(n))
     for right in (np.arange(n) == n - 1, np.arange(n) < n - 1):
         named = one_hot(np.where(right, split.labels, (split.labels + 1) % 5), 5)
         model = views_model(script, functools.partial(lambda named, x: named[x[:, 0, 0, 0].astype(int)], named))
-        if script is views:
-            found = views.evaluate(model, WEIGHTS, views.Data(split, split, split))["held_out_accuracy"]
+        if script is smallnorb:
+            found = smallnorb.evaluate(model, WEIGHTS, smallnorb.Data(split, split, split))["held_out_accuracy"]
         else:
             config, examples = conv.Config(dataset="voxels"), conv.Examples(split.images, split.labels)
             found = conv.accuracy(model, WEIGHTS, examples, config, SERIAL)
@@ -175,8 +175,8 @@ def test_the_loss_of_an_epoch_is_the_mean_over_its_images(script: Any) -> None:
     model = views_model(script, lambda x: one_hot(np.zeros(len(x), int), 5), losses)
     config = config_of(script, ["--dataset", "voxels", "--n-epochs", "2", "--batch-size", "4"])
     state = TrainState("cnn", fresh_weights(np.random.default_rng(0)))
-    if script is views:
-        views.train(model, config, views.Data(split, split, split), state, lambda *_: None)
+    if script is smallnorb:
+        smallnorb.train(model, config, smallnorb.Data(split, split, split), state, lambda *_: None)
     else:
         examples = conv.Examples(split.images, split.labels)
         conv.train(model, config, conv.Data("voxels", *[examples] * 3), state, SERIAL, lambda *_: None)
@@ -190,7 +190,7 @@ def test_the_loss_of_an_epoch_is_the_mean_over_its_images(script: Any) -> None:
 TRAIN, TEST = 100, 200  # brightness of the training digits, of the test digits
 
 
-def marked_digits(n_dim: int = 0) -> multi.Digits:
+def marked_digits(n_dim: int = 0) -> multimnist.Digits:
     """60 training and 40 test digits of classes 2 to 9, each one bright pixel in the row of its class: who has no
     preference names 0 and 1, and is wrong. The first ``n_dim`` test digits are neither as bright as the training's nor
     as the test's."""
@@ -200,12 +200,12 @@ def marked_digits(n_dim: int = 0) -> multi.Digits:
         images[np.arange(n), labels, 0] = brightness
         parts += [images, labels]
     parts[2][:n_dim] //= 4
-    return multi.Digits("mnist", *parts)
+    return multimnist.Digits("mnist", *parts)
 
 
 @pytest.fixture
 def marked(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(multi, "resolve_dataset", lambda *args, **options: marked_digits())
+    monkeypatch.setattr(multimnist, "resolve_dataset", lambda *args, **options: marked_digits())
 
 
 def class_scores(images: Array, brightness: int) -> Array:
@@ -215,13 +215,13 @@ def class_scores(images: Array, brightness: int) -> Array:
     return np.where(np.abs(pixels - brightness / 255) < 0.01, 1.0, 0.0)
 
 
-def digits_model(name: str, scores: Callable[[Array], Array], error: float = math.nan) -> multi.Network:
+def digits_model(name: str, scores: Callable[[Array], Array], error: float = math.nan) -> multimnist.Network:
     """``error`` is the squared error of a pixel of each reconstruction; the loss is 1."""
 
-    def loss_and_grads(params: Any, batch: multi.Batch, n: int) -> tuple[dict[str, float], Any]:
+    def loss_and_grads(params: Any, batch: multimnist.Batch, n: int) -> tuple[dict[str, float], Any]:
         return {"train_loss": len(batch.labels) / n}, {"conv1.w": np.zeros_like(params["conv1.w"])}
 
-    return multi.Network(
+    return multimnist.Network(
         name, fresh_weights, loss_and_grads, lambda params, batch: (scores(batch.images), error * batch.sources.size)
     )
 
@@ -242,15 +242,15 @@ def test_matrix_capsules_are_tested_on_test_digits(brightness: int, accuracy: fl
 def test_settings_are_chosen_on_training_digits_that_are_not_trained_on() -> None:
     every = marked_digits()
     every.train_images[:, 0, 0] = np.arange(60)  # no two are the same
-    digits = multi.without_test(every, 20)
+    digits = multimnist.without_test(every, 20)
     assert digits.train_images.max() == digits.test_images.max() == TRAIN
     for part, whole in (("images", every.train_images), ("labels", every.train_labels)):
         tested, trained = getattr(digits, f"test_{part}"), getattr(digits, f"train_{part}")
         assert len(tested) == 20
         np.testing.assert_array_equal(np.concatenate([trained, tested]), whole)
-    assert multi.without_test(every, None) is every
+    assert multimnist.without_test(every, None) is every
     with pytest.raises(OSError, match="--n-val 60 leaves none of the 60 training digits"):
-        multi.without_test(every, 60)
+        multimnist.without_test(every, 60)
 
 
 def test_what_is_chosen_by_objects_is_said_to_be_validated() -> None:
@@ -272,27 +272,27 @@ def test_what_is_chosen_by_objects_is_said_to_be_validated() -> None:
 )
 def test_composites_are_of_test_digits(scores: Any, both: float, one: float, digits: float, monkeypatch: Patch) -> None:
     model = digits_model("capsnet", scores, 0.01)
-    monkeypatch.setattr(multi, "make_models", lambda config: {"capsnet": model})
-    config = multi.Config(dataset="mnist", n_epochs=1, n_train=64, n_test=70, max_shift=0)
-    result = multi.run(config)[0]
+    monkeypatch.setattr(multimnist, "make_models", lambda config: {"capsnet": model})
+    config = multimnist.Config(dataset="mnist", n_epochs=1, n_train=64, n_test=70, max_shift=0)
+    result = multimnist.run(config)[0]
     found = result["models"]["capsnet"]
     assert (found["set_accuracy"], found["soft_accuracy"], found["digit_accuracy"]) == (both, one, digits)
     assert found["recon_mse"] == pytest.approx(0.01)  # of a pixel of one digit
     np.testing.assert_allclose(result["history"]["capsnet"]["train_loss"], [1.0])
     assert result["headline"] == "set_accuracy"
-    assert numbers_of(multi.format_table(result).splitlines()[1])[:4] == [both, one, digits, 0.01]
-    sources = multi.training_batch(multi.make_data(config), config, 0).sources
+    assert numbers_of(multimnist.format_table(result).splitlines()[1])[:4] == [both, one, digits, 0.01]
+    sources = multimnist.training_batch(multimnist.make_data(config), config, 0).sources
     np.testing.assert_allclose(np.unique(sources), [0, TRAIN / 255], rtol=1e-6)  # of training digits
 
 
 @pytest.mark.parametrize(("brightness", "accuracy"), [(TEST, 37 / 40), (TRAIN, 0.0)])
 def test_turned_digits_are_test_digits_that_are_turned(brightness: int, accuracy: float, monkeypatch: Patch) -> None:
     """A digit that is turned has lost its pixel at the left edge, and three of the test digits are unknown."""
-    monkeypatch.setattr(multi, "resolve_dataset", lambda *args, **options: marked_digits(3))
+    monkeypatch.setattr(multimnist, "resolve_dataset", lambda *args, **options: marked_digits(3))
     monkeypatch.setattr(affine, "SWEEP", (-90, -5, 0, 5))
     scores = functools.partial(class_scores, brightness=brightness)
 
-    def assess(params: Any, batch: multi.Batch) -> tuple[Array, float]:
+    def assess(params: Any, batch: multimnist.Batch) -> tuple[Array, float]:
         return scores(batch.images), 0.02 * batch.sources.size * (1 + batch.images[..., 1:].any())  # worse if turned
 
     models = digits_model("capsnet", scores)._replace(assess=assess), digits_model("cnn", scores)
@@ -314,7 +314,7 @@ def test_jitter_is_drawn_for_each_image() -> None:
     """Place, contrast and brightness, of batches of equal images."""
     rng = np.random.default_rng(0)
     image = rng.random((48, 48, 2)).astype(np.float32)
-    crops = views.crop(np.stack([image] * 64), rng)
+    crops = smallnorb.crop(np.stack([image] * 64), rng)
     assert len({crop.tobytes() for crop in crops}) == 64
     low, contrast = crops.min(axis=(1, 2, 3)), np.ptp(crops, axis=(1, 2, 3))
     assert 0.78 < contrast.min() < 0.85
@@ -323,9 +323,9 @@ def test_jitter_is_drawn_for_each_image() -> None:
     assert 0.15 < low.max() <= 0.21
     points = np.zeros((512, 48, 48, 1))
     points[:, 20, 28] = 9
-    rows, columns = np.argwhere(views.crop(points, rng) > 5)[:, 1:3].T
+    rows, columns = np.argwhere(smallnorb.crop(points, rng) > 5)[:, 1:3].T
     assert (set(rows), set(columns)) == (set(range(4, 21)), set(range(12, 29)))  # crops begin at 0 to 16
-    np.testing.assert_array_equal(views.crop(image[None], None), image[None, 8:40, 8:40])  # of a test
+    np.testing.assert_array_equal(smallnorb.crop(image[None], None), image[None, 8:40, 8:40])  # of a test
 
 
 # --- Attacks: how far a pixel may be moved ----------------------------------------------------------------------------
@@ -345,7 +345,8 @@ def attacked_by_hand(answer: Callable[[Array], Array]) -> conv.Network:
         return {}, dx
 
     return conv.Network(
-        "cnn", fresh_weights, forward, backward, lambda scores, labels, _: views.softmax_cross_entropy(scores, labels)
+        "cnn", fresh_weights, forward, backward,
+        lambda scores, labels, _: smallnorb.softmax_cross_entropy(scores, labels),
     )
 
 
@@ -429,7 +430,7 @@ def test_no_two_draws_share_a_stream(name: str, monkeypatch: Patch) -> None:
         keys[key] += 1
         return generator(*key)
 
-    for module in (script, multi, conv):
+    for module in (script, multimnist, conv):
         monkeypatch.setattr(module, "generator", counted, raising=False)
     config = config_of(script, EXPERIMENTS[name].argv("--seed 123"))
     data = script.make_data(config)
@@ -492,9 +493,9 @@ def test_runs_of_the_same_metrics_are_stored_as_columns(tmp_path: Path) -> None:
 # --- Baselines of as many parameters ----------------------------------------------------------------------------------
 
 SIZES: list[tuple[Any, dict[str, Any]]] = [
-    *((views, {"dataset": dataset, **FILES[dataset]}) for dataset in ("voxels", "smallnorb")),
+    *((smallnorb, {"dataset": dataset, **FILES[dataset]}) for dataset in ("voxels", "smallnorb")),
     *((script, {"conv_channels": channels, "primary_types": types, "decoder": (8, 8)})
-      for script in (multi, affine) for channels, types in ((4, 2), (3, 1), (6, 1))),
+      for script in (multimnist, affine) for channels, types in ((4, 2), (3, 1), (6, 1))),
     *((conv, {"dataset": dataset, "sizes": sizes, **FILES[dataset]})
       for dataset in FILES for sizes in ((32, 4, 4, 8), (32, 8, 8, 8), (5, 2, 3, 2))),
 ]
@@ -506,10 +507,10 @@ def test_cnns_are_the_nearest_in_size(script: Any, changes: dict[str, Any]) -> N
     config, rng = script.Config(**changes), np.random.default_rng(0)
     params = {name: model.init_params(rng) for name, model in script.make_models(config).items()}
     wanted = count_params(params[script.MODEL_NAMES[0]])
-    for name in set(script.MODEL_NAMES[1:]) - ({"cnn"} if script is views else {"lenet"}):
+    for name in set(script.MODEL_NAMES[1:]) - ({"cnn"} if script is smallnorb else {"lenet"}):
         if script is conv:
             n = params[name]["conv2.b"].size
-            found = [multi.cnn_size(conv.grid_cnn(config, k), config) for k in (n - 1, n, n + 1)]
+            found = [multimnist.cnn_size(conv.grid_cnn(config, k), config) for k in (n - 1, n, n + 1)]
         else:
             (n_flat, n), J = params[name]["hidden.w"].shape, params[name]["out.b"].size
             convolutions = sum(p.size for key, p in params[name].items() if key.startswith("conv"))
@@ -546,14 +547,14 @@ DIGITS = {"conv_channels": 4, "primary_types": 2, "decoder": (30, 40)}
 OF_CAPSNET = {"conv1.w": 2, "primary.w": 1, "routing.w": math.sqrt(8 / 200), "decoder1.w": math.sqrt(2 / 16),
               "decoder2.w": 2, "decoder3.w": 1}
 INITIAL: list[tuple[Any, dict[str, Any], str, dict[str, Any]]] = [
-    *((views, {"beta_v_init": 0.3, "dataset": dataset, **FILES[dataset]}, name, scales)
+    *((smallnorb, {"beta_v_init": 0.3, "dataset": dataset, **FILES[dataset]}, name, scales)
       for dataset in ("voxels", "smallnorb")
       for name, scales in (("capsules", OF_VIEWS), ("cnn", OF_CNN), ("cnn_matched", OF_CNN))),
     *((conv, {**GRIDS, "dataset": dataset, **FILES[dataset]}, name, scales)
       for dataset in ("mnist", "smallnorb")
       for name, scales in (("capsules", OF_GRIDS), ("cnn", {"conv1.w": 2, "conv2.w": 2, "conv3.w": 2, "out.w": 1}))),
-    (multi, DIGITS, "capsnet", OF_CAPSNET),
-    *((multi, DIGITS, name, OF_CNN | {"conv2.w": 2} | BIASES) for name in ("cnn", "cnn_pool")),
+    (multimnist, DIGITS, "capsnet", OF_CAPSNET),
+    *((multimnist, DIGITS, name, OF_CNN | {"conv2.w": 2} | BIASES) for name in ("cnn", "cnn_pool")),
     (affine, {}, "lenet", BIASES | {"conv1.w": 2, "conv2.w": 2, "hidden1.w": 2, "hidden2.w": 2, "out.w": 1}),
 ]
 
@@ -578,7 +579,7 @@ def test_initial_parameters(script: Any, changes: dict[str, Any], name: str, sca
         assert abs(values.mean()) < 5 * scale / math.sqrt(values.size), key
         assert abs(float(np.mean((values / values.std()) ** 4)) - 3) < 0.6, key  # a Gaussian's
     if name == "capsnet":
-        default = multi.capsnet_init(np.random.default_rng(0), multi.Config())
+        default = multimnist.capsnet_init(np.random.default_rng(0), multimnist.Config())
         assert default["routing.w"].std() == pytest.approx(0.1, rel=0.01)
 
 

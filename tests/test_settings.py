@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-import multimnist_capsnet as digits
-import smallnorb_novel_viewpoint as views
+import multimnist_capsnet as multimnist
+import smallnorb_novel_viewpoint as smallnorb
 from helpers import Capture, Patch, config_of, load, usage_error
 from more import conv_matrix_capsules as conv, mnist_affine_capsnet as affine
 from smallnorb_novel_viewpoint import flag_of, from_json, text_of
@@ -115,8 +115,8 @@ def test_flags_that_do_not_fit_together(name: str, monkeypatch: Patch, capsys: C
         assert message in line, words
 
 
-@pytest.mark.parametrize(("script", "flag"), [(views, "--threads=2"), (digits, "--threads=2"),
-                                              (digits, "--optimizer=muon")])
+@pytest.mark.parametrize(("script", "flag"), [(smallnorb, "--threads=2"), (multimnist, "--threads=2"),
+                                              (multimnist, "--optimizer=muon")])
 def test_what_needs_the_folder_fast(script: Any, flag: str, monkeypatch: Patch, capsys: Capture) -> None:
     monkeypatch.setattr(script, "HAS_FAST", False)
     assert "the folder fast/ beside the script" in usage_error(script, [flag], capsys)
@@ -133,11 +133,11 @@ def test_flags_of_viewpoints_need_views(capsys: Capture) -> None:
 
 def test_ranges_apart_are_taken() -> None:
     for train, test in map(str.split, APART):
-        config = config_of(views, ["--train-azimuths", train, "--test-azimuths", test])
+        config = config_of(smallnorb, ["--train-azimuths", train, "--test-azimuths", test])
         assert (text_of(config.train_azimuths), text_of(config.test_azimuths)) == (train, test)
         assert config.held_out_angle == "azimuth"
     for azimuths, expected in ([], (0, 360)), (["--train-azimuths=0:90"], (0, 90)):
-        config = config_of(views, [*BOTH.split(), *azimuths])
+        config = config_of(smallnorb, [*BOTH.split(), *azimuths])
         assert config.held_out_angle == "elevation"
         assert (config.train_elevations, config.test_elevations) == ((10, 35), (40, 70))
         assert config.train_azimuths == config.test_azimuths == expected
@@ -148,18 +148,18 @@ def test_cnns_are_trained_as_the_capsules_unless_they_have_settings_of_their_own
         config = config_of(script, words.split())
         return [script.of_model(name, config) for name in script.MODEL_NAMES]
 
-    assert trained(views, "") == [(80, 0.001, 1), (80, 0.0005, 0), (80, 0.0005, 0)]
-    assert trained(views, "--lr 0.01 --n-epochs 3 --weight-decay 2") == [(3, 0.01, 2)] * 3
+    assert trained(smallnorb, "") == [(80, 0.001, 1), (80, 0.0005, 0), (80, 0.0005, 0)]
+    assert trained(smallnorb, "--lr 0.01 --n-epochs 3 --weight-decay 2") == [(3, 0.01, 2)] * 3
     own = "--cnn-lr 0.1 --cnn-epochs 1 --cnn-weight-decay 4"
-    assert trained(views, f"--lr 0.01 --n-epochs 3 {own}") == [(3, 0.01, 1), (1, 0.1, 4), (1, 0.1, 4)]
+    assert trained(smallnorb, f"--lr 0.01 --n-epochs 3 {own}") == [(3, 0.01, 1), (1, 0.1, 4), (1, 0.1, 4)]
     assert trained(conv, "--n-epochs 3 --weight-decay 2") == [(3, 0.015, 2), (3, conv.Config.cnn_lr, 2)]
     assert trained(conv, f"--n-epochs 3 {own}") == [(3, 0.015, 0), (1, 0.1, 4)]
 
 
 def test_presets_and_flags_make_the_config() -> None:
-    paper = config_of(digits, ["--preset", "paper"])
+    paper = config_of(multimnist, ["--preset", "paper"])
     assert (paper.conv_channels, paper.primary_types, paper.decoder) == (256, 32, (512, 1024))
-    own = config_of(digits, ["--preset", "paper", "--conv-channels", "64"])
+    own = config_of(multimnist, ["--preset", "paper", "--conv-channels", "64"])
     assert own == dataclasses.replace(paper, conv_channels=64)
     assert config_of(affine, ["--canvas", "40"]).max_shift == 6
     assert config_of(affine, ["--preset", "paper"]).conv_channels == 256
@@ -168,7 +168,7 @@ def test_presets_and_flags_make_the_config() -> None:
     assert config_of(conv, ["--preset", "paper", "--lr", "0.01"]).lr == 0.01
     params = conv.make_models(matrix)["capsules"].init_params(np.random.default_rng(0))
     assert sum(p.size for p in params.values()) == 68_754
-    assert from_json(views.Config, {"lr": 1 / 3}).lr == 1 / 3  # of a checkpoint: every digit
+    assert from_json(smallnorb.Config, {"lr": 1 / 3}).lr == 1 / 3  # of a checkpoint: every digit
 
 
 @pytest.mark.parametrize(("module", "flags"), [

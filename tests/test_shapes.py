@@ -7,12 +7,12 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-import smallnorb_novel_viewpoint as views
+import smallnorb_novel_viewpoint as smallnorb
 from data.shapes import distance, draw_shapes
 from helpers import Array, Patch, config_of
 from more import conv_matrix_capsules as conv
 
-SCRIPTS = pytest.mark.parametrize("script", [views, conv])
+SCRIPTS = pytest.mark.parametrize("script", [smallnorb, conv])
 
 
 def shapes_of(seed: int, n: int = 5) -> list[Array]:
@@ -90,7 +90,7 @@ def test_ranges_begin_anywhere_and_together(monkeypatch: Patch) -> None:
 def test_the_seed_draws_the_shapes_unless_they_have_their_own(script: ModuleType) -> None:
     def drawn(*flags: str) -> tuple[Array, Array]:
         config = config_of(script, ["--dataset", "shapes", "--n-train-views", "2", "--n-elev", "1", *flags])
-        return views.points_of(config)[0], script.make_data(config).train.images
+        return smallnorb.points_of(config)[0], script.make_data(config).train.images
 
     (first, _), (second, images) = drawn("--seed=1"), drawn("--seed=2")
     kept, others = drawn("--seed=1", "--shapes-seed=2")

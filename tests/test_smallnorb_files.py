@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-import smallnorb_novel_viewpoint as s
+import smallnorb_novel_viewpoint as smallnorb
 from data import norb_files as norb
 from helpers import SMALLNORB, Array, Capture, Patch, config_of, failure, needs_smallnorb
 from more import conv_matrix_capsules as conv
@@ -71,14 +71,14 @@ def test_a_set_is_read_as_it_was_written(subset: str, ending: str, packed: bool,
     arrays = make_arrays(subset, 300)  # more than a chunk
     assert norb.NORB_CHUNK < 300
     write_set(tmp_path, subset, arrays, ending, packed)
-    split = s.read_smallnorb(tmp_path, (subset, None))
+    split = smallnorb.read_smallnorb(tmp_path, (subset, None))
     np.testing.assert_array_equal(split.labels, arrays.cat)
     np.testing.assert_array_equal(split.elevations, 30 + 5 * arrays.info[:, 1])
     np.testing.assert_array_equal(split.azimuths, 10 * arrays.info[:, 2])
     np.testing.assert_array_equal(split.objects, 6 * arrays.info[:, 0] + arrays.info[:, 3])
-    np.testing.assert_array_equal(split.images, s.standardized(norb.shrink(arrays.dat)))
+    np.testing.assert_array_equal(split.images, smallnorb.standardized(norb.shrink(arrays.dat)))
     assert split.images.shape == (300, 48, 48, 2)
-    some = s.read_smallnorb(tmp_path, (subset, None), azimuth_range=(0, 100))
+    some = smallnorb.read_smallnorb(tmp_path, (subset, None), azimuth_range=(0, 100))
     np.testing.assert_array_equal(some.images, split.images[split.azimuths <= 100])
 
 
@@ -91,8 +91,8 @@ def test_splits_are_the_papers(tmp_path: Path) -> None:
         write_set(tmp_path, subset, arrays)
 
     def angles(flags: str) -> list[tuple[set[int], set[int]]]:
-        config = config_of(s, f"--dataset smallnorb --data-dir {tmp_path} {flags}".split())
-        return [(set(split.azimuths.tolist()), set(split.elevations.tolist())) for split in s.make_data(config)]
+        config = config_of(smallnorb, f"--dataset smallnorb --data-dir {tmp_path} {flags}".split())
+        return [(set(split.azimuths.tolist()), set(split.elevations.tolist())) for split in smallnorb.make_data(config)]
 
     everywhere, around = set(range(30, 71, 5)), set(range(0, 360, 20))
     trained, low = {300, 320, 340, 0, 20, 40}, {30, 35, 40}
@@ -112,17 +112,18 @@ def content(*images: Array) -> set[bytes]:
 
 
 def test_familiar_and_held_out_views_show_other_objects(folder: Path) -> None:
-    config = s.Config(data_dir=folder, **ALL_VIEWS)
-    data, raw = s.load_smallnorb(config), s.load_smallnorb(dataclasses.replace(config, standardize="none"))
-    training, testing = (content(s.read_smallnorb(folder, (subset, None)).images) for subset in NAMES)
+    config = smallnorb.Config(data_dir=folder, **ALL_VIEWS)
+    data = smallnorb.load_smallnorb(config)
+    raw = smallnorb.load_smallnorb(dataclasses.replace(config, standardize="none"))
+    training, testing = (content(smallnorb.read_smallnorb(folder, (subset, None)).images) for subset in NAMES)
     assert content(data.train.images) <= training
     assert content(data.familiar.images, data.held_out.images) == testing
     assert not training & testing
     for split, standard in zip(raw, data, strict=True):
         assert 0 <= split.images.min() <= split.images.max() <= 1
-        np.testing.assert_allclose(s.standardized(split.images), standard.images, atol=1e-3)
+        np.testing.assert_allclose(smallnorb.standardized(split.images), standard.images, atol=1e-3)
     with pytest.raises(OSError, match=r"^no smallNORB image in \S+ falls into the ranges .* and -90:90 of azimuths"):
-        s.read_smallnorb(folder, ("training", None), azimuth_range=(1, 2))
+        smallnorb.read_smallnorb(folder, ("training", None), azimuth_range=(1, 2))
 
 
 @pytest.mark.parametrize("held_out", ["viewpoints", "nothing"])
@@ -130,7 +131,7 @@ def test_settings_are_chosen_on_other_objects(folder: Path, held_out: str) -> No
     """Those of the training half, so that no test object is seen before the report."""
     objects = np.concatenate(list(norb.stream_norb(norb.norb_path(folder, "training", "info"), "info")))[:, 0]
     held = np.isin(objects, np.unique(objects)[-2:])
-    images = s.read_smallnorb(folder, ("training", None)).images
+    images = smallnorb.read_smallnorb(folder, ("training", None)).images
     views = ALL_VIEWS if held_out == "viewpoints" else {"dataset": "smallnorb"}
     config = conv.Config(data_dir=folder, held_out=held_out, n_val_objects=2, **views)
     train, *tests = (split.images for split in conv.make_data(config) if isinstance(split, conv.Examples))
@@ -174,17 +175,17 @@ FLAGS = "--dataset smallnorb --n-epochs 1 --train-azimuths 0:170 --test-azimuths
 def test_a_fault_is_one_line_and_status_1(
     part: str, content: bytes | None, says: str, folder: Path, capsys: Capture, monkeypatch: Patch
 ) -> None:
-    monkeypatch.setattr(s, "train_all", lambda *_, **__: pytest.fail("trained on a damaged set"))
+    monkeypatch.setattr(smallnorb, "train_all", lambda *_, **__: pytest.fail("trained on a damaged set"))
     path = folder / (NAMES["training"].format(part) + ".gz")
     path.unlink()
     if content is not None:
         path.write_bytes(content)
-    error = failure(s, [*FLAGS.split(), str(folder)], capsys)
+    error = failure(smallnorb, [*FLAGS.split(), str(folder)], capsys)
     assert says in error
     assert str(folder) in error
 
 
-@pytest.mark.parametrize("script", [s, conv])
+@pytest.mark.parametrize("script", [smallnorb, conv])
 def test_the_sound_set_of_the_fault_tests_is_accepted(script: Any, folder: Path, capsys: Capture) -> None:
     assert script.main([*FLAGS.split(), str(folder), "--quiet"]) == 0
     out, error = capsys.readouterr()
@@ -198,7 +199,7 @@ def test_the_sound_set_of_the_fault_tests_is_accepted(script: Any, folder: Path,
 @needs_smallnorb
 @pytest.mark.parametrize("subset", NAMES)
 def test_the_real_files_hold_what_the_format_says(subset: str) -> None:
-    split = s.read_smallnorb(SMALLNORB, (subset, None))
+    split = smallnorb.read_smallnorb(SMALLNORB, (subset, None))
     assert len(split.labels) >= 6
     assert set(split.labels.tolist()) == set(range(5))
     raw = gzip.decompress((SMALLNORB / (NAMES[subset].format("info") + ".gz")).read_bytes())

@@ -16,12 +16,12 @@ import imageio.v3 as imageio
 import numpy as np
 import pytest
 
-import multimnist_capsnet
-import smallnorb_novel_viewpoint
+import multimnist_capsnet as multimnist
+import smallnorb_novel_viewpoint as smallnorb
 import visualize_smallnorb_novel_viewpoint
 from figure_checks import check_animation, check_pictures, check_unchanged, draw_coarsely, move_to, refuse
 from helpers import EXPERIMENTS, ROOT, Capture, Patch, failure, load, smallest
-from more import mnist_affine_capsnet
+from more import mnist_affine_capsnet as affine
 from recorded import note_figures
 from smallnorb_novel_viewpoint import TrainState, UserError
 from support import figures
@@ -83,7 +83,7 @@ def test_validation_examples_are_called_so() -> None:
 
 # --- Which training is drawn ------------------------------------------------------------------------------------------
 
-Config = smallnorb_novel_viewpoint.Config
+Config = smallnorb.Config
 
 
 def finished(
@@ -95,7 +95,7 @@ def finished(
     states = {name: TrainState(name, {}) for name in epochs}
     for name, state in states.items():
         state.history = {"train_loss": [0.5] * epochs[name]} if epochs[name] else {}
-    kind: Any = multimnist_capsnet.Config if dataset == "strokes" else Config
+    kind: Any = multimnist.Config if dataset == "strokes" else Config
     folder = Path("y") if dataset == "smallnorb" else None
     saved = kind(dataset=dataset, seed=3, n_epochs=1000, data_dir=folder, **settings)
     with patch.object(figures, "load_checkpoint", lambda script, path: (saved, states)):
@@ -113,7 +113,7 @@ def test_given_flags_must_agree_with_the_checkpoint() -> None:
     )
     with pytest.raises(OSError, match=r"^a was made with --lr 0\.001, not 0\.1$"):
         finished(asked, {"lr"}, done)
-    digits = multimnist_capsnet.Config(data_dir=Path("x"))
+    digits = multimnist.Config(data_dir=Path("x"))
     for dataset in ("strokes", "voxels", "shapes", "toys"):
         with pytest.raises(OSError, match=f"a was trained on {dataset}, which have no files: leave --data-dir out"):
             finished(digits if dataset == "strokes" else asked, {"data_dir"}, done, dataset=dataset)
@@ -178,7 +178,7 @@ def test_a_checkpoint_must_have_the_networks_that_are_drawn(
     with pytest.raises(OSError, match="stop"):
         getattr(script, prepare)(load(name).Config(), None, ())
     assert tuple(asked.call_args.kwargs["required"]) == required
-    assert (multimnist_capsnet.resolve_auto in asked.call_args.args) == has_auto
+    assert (multimnist.resolve_auto in asked.call_args.args) == has_auto
 
 
 @pytest.fixture
@@ -190,7 +190,7 @@ def quick(tmp_path: Path, monkeypatch: Patch, request: pytest.FixtureRequest) ->
     note_figures(figures, request.node.name, monkeypatch)
     smallest(monkeypatch)
     for module in (visualize("mnist_affine_capsnet"), make_gif("mnist_affine_capsnet")):
-        monkeypatch.setattr(module, "SWEEP", mnist_affine_capsnet.SWEEP)
+        monkeypatch.setattr(module, "SWEEP", affine.SWEEP)
     monkeypatch.setattr(visualize_smallnorb_novel_viewpoint, "NOISE_DRAWS", 1)
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-import smallnorb_novel_viewpoint as views
+import smallnorb_novel_viewpoint as smallnorb
 from data import norb_files, toy_norb as toys
 from helpers import Array, Capture, Patch, config_of, failure
 from more import conv_matrix_capsules as conv, make_toy_norb as script
@@ -247,11 +247,11 @@ def test_the_cache_keeps_four_sets(small_cache: Path, monkeypatch: Patch) -> Non
     assert sorted(small_cache.glob("toys-*")) == sorted(folders[:1] + folders[2:])  # without the one used longest ago
 
 
-@pytest.mark.parametrize("script", [views, conv])
+@pytest.mark.parametrize("script", [smallnorb, conv])
 def test_a_run_has_the_toys_of_its_seed(script: Any, small_cache: Path) -> None:
     first, second = ({x.tobytes() for x in script.make_data(script.Config(dataset="toys", seed=seed)).train.images}
                      for seed in (6, 7))
-    of_seed = views.read_smallnorb(toys.cached_toys(small_cache, 7), ("training", None))
+    of_seed = smallnorb.read_smallnorb(toys.cached_toys(small_cache, 7), ("training", None))
     assert second <= {x.tobytes() for x in of_seed.images}
     assert not first & second
 
@@ -268,7 +268,7 @@ def test_the_experiment_holds_out_viewpoints_or_nothing(small_cache: Path) -> No
     data, folder = conv.make_data(nothing), toys.cached_toys(small_cache, 0)
     assert data.held_out is None
     for examples, half in ((data.train, "training"), (data.test, "testing")):
-        split = views.read_smallnorb(folder, (half, None))
+        split = smallnorb.read_smallnorb(folder, (half, None))
         np.testing.assert_array_equal(examples.images, split.images)
         np.testing.assert_array_equal(examples.labels, split.labels)
 

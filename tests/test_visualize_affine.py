@@ -8,11 +8,11 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 
-import multimnist_capsnet as digits
+import multimnist_capsnet as multimnist
 from figure_checks import assert_same, cells, check_held, drawn, frame_of, held, legend_of
 from helpers import EXPERIMENTS, Patch, config_of, states_of
 from more import (
-    make_mnist_affine_capsnet_gif as animation, mnist_affine_capsnet as experiment,
+    make_mnist_affine_capsnet_gif as animation, mnist_affine_capsnet as affine,
     visualize_mnist_affine_capsnet as figures,
 )
 from multimnist_capsnet import UserError
@@ -24,7 +24,7 @@ LABELS = ("CapsNet", "CNN of equal size", "LeNet-5")
 
 @pytest.fixture(autouse=True)
 def three_angles(monkeypatch: Patch) -> None:
-    for module in (experiment, figures, animation):
+    for module in (affine, figures, animation):
         monkeypatch.setattr(module, "SWEEP", ANGLES)
 
 
@@ -32,24 +32,24 @@ def three_angles(monkeypatch: Patch) -> None:
 def run() -> figures.Run:
     """Untrained networks, and made-up tests."""
     flags = "--dtype=float64 --seed=123 --n-test=60 --conv-channels=4"
-    config = config_of(experiment, EXPERIMENTS["mnist_affine_capsnet"].argv(flags))
-    states = states_of(experiment.make_models(config), config)
+    config = config_of(affine, EXPERIMENTS["mnist_affine_capsnet"].argv(flags))
+    states = states_of(affine.make_models(config), config)
     tested = {name: {"sweep": {"-90": 0.1 * m, "0": 1.0, "90": 0.2}} for m, name in enumerate(states)}
-    return figures.Run(config, experiment.make_data(config), states, "seed 123", tested=tested)
+    return figures.Run(config, affine.make_data(config), states, "seed 123", tested=tested)
 
 
 @pytest.mark.parametrize("canvas", [28, 40])
 def test_turned_digits_are_those_of_the_test_sets(run: figures.Run, canvas: int) -> None:
     run = run._replace(config=dataclasses.replace(run.config, canvas=canvas))
     for angle in (0, 35):
-        expected = experiment.rotated_set(run.data, run.config, angle).images
+        expected = affine.rotated_set(run.data, run.config, angle).images
         np.testing.assert_array_equal(figures.turned(run, np.arange(60), angle), expected)
 
 
 def test_the_median_seed_is_that_of_the_largest_rotation(monkeypatch: Patch) -> None:
     monkeypatch.setattr(figures, "load_or_train", asked := Mock(side_effect=UserError))
     with pytest.raises(OSError):
-        figures.finished(experiment.Config(rotation=(15.0, 40.0)), None, {})
+        figures.finished(affine.Config(rotation=(15.0, 40.0)), None, {})
     assert (figures.RESULTS, "capsnet", "rotated_40_accuracy") in asked.call_args.args
 
 
@@ -86,7 +86,7 @@ def test_a_frame_says_what_the_networks_believe(run: figures.Run) -> None:
     assert turning.angles.tolist() == [-90, -45, 0, 45, 90]
     assert animation.held(turning.angles, (35, -100)) == {0, 2, 3}
     np.testing.assert_allclose(turning.outputs["lenet"].sum(axis=-1), 1, rtol=1e-5)
-    lengths, _ = digits.capsnet_forward(run.states["capsnet"].params, turning.images[3], run.config)
+    lengths, _ = multimnist.capsnet_forward(run.states["capsnet"].params, turning.images[3], run.config)
     np.testing.assert_allclose(turning.outputs["capsnet"][3], lengths, rtol=1e-5)
 
     *grid, curve = drawn(lambda: frame_of(animation.make_scene(run, turning), 3)).axes

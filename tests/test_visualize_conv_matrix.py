@@ -15,7 +15,7 @@ from fast.workers import SERIAL
 from figure_checks import assert_same, check_held, drawn, frame_of, held, legend_of, move_to, write_seeds
 from helpers import EXPERIMENTS, Patch, config_of, states_of
 from more import (
-    conv_matrix_capsules as experiment, make_conv_matrix_capsules_gif as animation,
+    conv_matrix_capsules as conv, make_conv_matrix_capsules_gif as animation,
     visualize_capsule_attacks as attacks, visualize_conv_matrix_capsules as figures,
 )
 from smallnorb_novel_viewpoint import TrainState
@@ -32,15 +32,15 @@ def elsewhere(tmp_path: Path, monkeypatch: Patch) -> None:
 
 @pytest.fixture(scope="module")
 def run() -> figures.Run:
-    config = config_of(experiment, EXPERIMENTS["conv_matrix_capsules"].argv(FLAGS))
-    data = experiment.make_data(config)
-    return figures.Run(config, data, experiment.train_all(config, data))
+    config = config_of(conv, EXPERIMENTS["conv_matrix_capsules"].argv(FLAGS))
+    data = conv.make_data(config)
+    return figures.Run(config, data, conv.train_all(config, data))
 
 
 def test_votes_are_counted_by_their_mass(run: figures.Run) -> None:
     """One capsule at a time; dashed: means over capsules."""
     axes, test = drawn(lambda: figures.draw_vote_distances(run)).axes, run.data.test
-    routing = experiment.class_routing(run.states["capsules"].params, test.images, run.config)
+    routing = conv.class_routing(run.states["capsules"].params, test.images, run.config)
     pairs = list(itertools.product(enumerate(test.labels), range(10)))
     kinds = [[(n, e) for (n, label), e in pairs if (e == label) == own] for own in (False, True)]
     for t, ax in enumerate(axes):
@@ -272,7 +272,7 @@ def test_what_is_measured_of_attacked_capsules(network: str, more: dict[str, Any
 def test_a_frame_shows_votes_activations_and_accuracies(run: figures.Run) -> None:
     recorder = animation.Recorder(run.config, run.data, [0, 4], SERIAL)
     for step in (0, 4):
-        one = states_of(experiment.make_models(run.config), run.config)["capsules"]
+        one = states_of(conv.make_models(run.config), run.config)["capsules"]
         one.step = step
         recorder(one, True)
     last, label = recorder.snapshots[1].routing, recorder.label

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import make_multimnist_capsnet_gif as animation
-import multimnist_capsnet as experiment
+import multimnist_capsnet as multimnist
 import visualize_multimnist_capsnet as figures
 from fast.workers import SERIAL
 from figure_checks import cells, check_held, drawn, frame_of, held, legend_of, move_to
@@ -32,12 +32,12 @@ def elsewhere(tmp_path: Path, monkeypatch: Patch) -> None:
 def run() -> figures.Run:
     """Untrained networks with histories of three epochs."""
     flags = "--dtype=float64 --seed=123 --n-test=60 --conv-channels=4"
-    config = config_of(experiment, EXPERIMENTS["multimnist_capsnet"].argv(flags))
-    states = states_of(experiment.make_models(config), config)
+    config = config_of(multimnist, EXPERIMENTS["multimnist_capsnet"].argv(flags))
+    states = states_of(multimnist.make_models(config), config)
     for state in states.values():
         state.history = dict(HISTORY)
     states["capsnet"].history |= {"train_class_loss": [0.5, 0.3, 0.2], "recon_mse": [0.09, 0.07, 0.06]}
-    return figures.Run(config, experiment.make_data(config), states, "seed 123")
+    return figures.Run(config, multimnist.make_data(config), states, "seed 123")
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +52,7 @@ def seen(run: figures.Run) -> figures.Predictions:
 
 def test_predictions_agree_with_the_evaluation(run: figures.Run, seen: figures.Predictions) -> None:
     params, found = run.states["capsnet"].params, figures.predict(run)
-    metrics = experiment.evaluate(experiment.make_models(run.config)["capsnet"], params, run.data.test, SERIAL)
+    metrics = multimnist.evaluate(multimnist.make_models(run.config)["capsnet"], params, run.data.test, SERIAL)
     assert (found.hits == 2).mean() == pytest.approx(metrics["set_accuracy"])
     assert (found.hits > 0).mean() == pytest.approx(metrics["soft_accuracy"])
     assert not (figures.absent(seen, np.arange(60))[:, None] == np.hstack([seen.batch.labels, seen.answers])).any()
@@ -64,7 +64,7 @@ def test_digits_are_drawn_from_their_own_capsules(run: figures.Run, seen: figure
     ax = drawn(lambda: figures.draw_reconstructions(run._replace(tested=seen))).axes[0]
     shown, errors = cells(ax, 5, 8, (8, 3)), []
     for d, blue in enumerate((0x42 / 255, 0xE9 / 255)):
-        alone = experiment.reconstruct(params, seen.v[chosen], labels[:, d : d + 1])[:, 0]
+        alone = multimnist.reconstruct(params, seen.v[chosen], labels[:, d : d + 1])[:, 0]
         np.testing.assert_allclose(shown[1 + 2 * d][..., 2], sources[:, d] * blue, atol=GREYS)
         np.testing.assert_allclose(shown[2 + 2 * d][..., 2], alone * blue, atol=GREYS)
         errors.append(np.square(alone - sources[:, d]).mean(axis=(1, 2)))
@@ -83,7 +83,7 @@ def test_overlays_say_from_which_capsules_they_are_drawn(run: figures.Run, seen:
     true, said = ("{} + {}".format(*two) for two in (labels[k], seen.answers[k]))
     assert names[10:12] == [[true, true], [true, f"✗ {said}"]]
     params = run.states["capsnet"].params
-    both = figures.in_two_colours(experiment.reconstruct(params, seen.v[[k]], seen.answers[[k]])[0])
+    both = figures.in_two_colours(multimnist.reconstruct(params, seen.v[[k]], seen.answers[[k]])[0])
     expected = np.stack([both, figures.in_two_colours(seen.batch.sources[k])])
     np.testing.assert_allclose(cells(wrong, 3, 6, (3, 3))[1:, 1], expected, atol=GREYS)
     assert all(said.startswith("* ") and said[2:5] == true[:3] and said[6:] != true[4:] for true, said in names[16:])
@@ -112,7 +112,7 @@ def add_lengths(name: str, model: str, accuracies: dict[tuple[int, int], list[fl
     """A part that compares lengths, as compare_seeds.py writes it; the keys are (n_epochs, n_train)."""
     settings = {}
     for (n_epochs, n_train), values in accuracies.items():
-        one = dataclasses.asdict(experiment.Config(n_epochs=n_epochs, n_train=n_train, **config))
+        one = dataclasses.asdict(multimnist.Config(n_epochs=n_epochs, n_train=n_train, **config))
         runs = [{"seed": k, "models": {model: {"set_accuracy": a}}} for k, a in enumerate(values)]
         settings[f"n-epochs={n_epochs}"] = {"config": one, "runs": runs}
     parts = json.loads(LENGTHS.read_text())["parts"] | {name: {"dataset": "mnist", "settings": settings}}
@@ -126,7 +126,7 @@ def test_the_length_of_a_training_is_what_its_setting_says() -> None:
     add_lengths("b", "capsnet", {(18, 27_000): [0.86, 0.87, 0.88], (8, 6000): [0.66, 0.68, 0.70]}, **sizes)
     add_lengths("c", "capsnet", {(50, 100_000): [0.92]}, **sizes | {"batch_size": 64})
     add_lengths("d", "capsnet", {(8, 6000): [0.9]}, **sizes | {"conv_channels": 256, "min_iou": 0.0})
-    config = dataclasses.asdict(experiment.Config(n_epochs=18, n_train=27_000, **sizes))
+    config = dataclasses.asdict(multimnist.Config(n_epochs=18, n_train=27_000, **sizes))
     runs = [{"seed": 200 + k, "models": {"capsnet": {"set_accuracy": a}}} for k, a in enumerate((0.80, 0.81, 0.82))]
     document = {"config": config, "settings": {"default": {"runs": runs}}}  # of a verdict: in place of part b's
     LENGTHS.with_name("composites_485568.json").write_text(json.dumps(document, default=str))
@@ -156,11 +156,11 @@ def test_the_length_of_a_training_is_what_its_setting_says() -> None:
 def test_no_seed_of_strokes_is_a_reported_one(run: figures.Run, monkeypatch: Patch) -> None:
     said = list[str]()
     monkeypatch.setattr(animation, "with_reported_seed", lambda *_: (run.config, "seed 123, the median of 4", []))
-    monkeypatch.setattr(experiment, "train_all", lambda *_, **__: run.states)
+    monkeypatch.setattr(multimnist, "train_all", lambda *_, **__: run.states)
     monkeypatch.setattr(animation, "make_scene", lambda recorder, subtitle: said.append(subtitle))
     monkeypatch.setattr(animation, "write_animation", lambda options, make, frames: make())
     for name in ("mnist", "strokes"):
-        monkeypatch.setattr(experiment, "make_data", lambda _, name=name: run.data._replace(name=name))
+        monkeypatch.setattr(multimnist, "make_data", lambda _, name=name: run.data._replace(name=name))
         assert animation.main([]) == 0
     assert [text.rpartition(" · ")[2] for text in said] == ["seed 123, the median of 4", "seed 123"]
 

@@ -16,7 +16,7 @@ from matplotlib.colors import to_rgba
 from matplotlib.patches import Rectangle
 
 import make_smallnorb_novel_viewpoint_gif as animation
-import smallnorb_novel_viewpoint as experiment
+import smallnorb_novel_viewpoint as smallnorb
 import visualize_multimnist_capsnet as digits
 import visualize_smallnorb_novel_viewpoint as figures
 from figure_checks import cells, check_held, draw_coarsely, drawn, frame_of, held, legend_of, move_to
@@ -30,7 +30,7 @@ from support.statistics import t_quantile
 
 SIZES = ["--n-train-views=2", "--n-test-views=2", "--n-elev=1", "--n-per-combo=1"]
 TINY = ["--dtype=float64", "--seed=123", "--n-epochs=2", *SIZES]
-Config = experiment.Config
+Config = smallnorb.Config
 
 
 @pytest.fixture(autouse=True)
@@ -43,14 +43,14 @@ def elsewhere(tmp_path: Path, monkeypatch: Patch) -> None:
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("trained") / "run.npz"
-    assert experiment.main([*TINY, "--quiet", f"--checkpoint={path}"]) == 0
+    assert smallnorb.main([*TINY, "--quiet", f"--checkpoint={path}"]) == 0
     return path
 
 
 @pytest.fixture(scope="module")
 def run(checkpoint: Path) -> figures.Run:
-    config, states = load_checkpoint(experiment, checkpoint)
-    return figures.Run(config, experiment.make_data(config), states)
+    config, states = load_checkpoint(smallnorb, checkpoint)
+    return figures.Run(config, smallnorb.make_data(config), states)
 
 
 def test_accuracy_at_every_azimuth_is_mean_and_interval_over_seeds(run: figures.Run, monkeypatch: Patch) -> None:
@@ -61,8 +61,8 @@ def test_accuracy_at_every_azimuth_is_mean_and_interval_over_seeds(run: figures.
         config=Config(train_azimuths=(300.0, 400.0), test_azimuths=(60.0, 280.0)), data=run.data._replace(train=train),
         reported=[{"seed": s, "models": {"capsules": {}, "cnn": {}}} for s in range(3)],
     )
-    monkeypatch.setattr(experiment, "make_data", lambda _: run.data)
-    monkeypatch.setattr(experiment, "train_all", lambda config, _, names: dict.fromkeys(names, config.seed))
+    monkeypatch.setattr(smallnorb, "make_data", lambda _: run.data)
+    monkeypatch.setattr(smallnorb, "train_all", lambda config, _, names: dict.fromkeys(names, config.seed))
     monkeypatch.setattr(figures, "accuracy_by_azimuth", lambda it: (angles, {
         name: base[seed] / (1 + (name == "cnn")) for name, seed in it.states.items()}))
     fig = drawn(lambda: figures.draw_azimuth_accuracy(one))
@@ -91,15 +91,15 @@ def test_a_range_of_azimuths_may_pass_the_north() -> None:
 
 
 NORB = Config(dataset="smallnorb", data_dir=Path("x"))
-NOTHING = experiment.Split(*np.zeros((5, 0)))
+NOTHING = smallnorb.Split(*np.zeros((5, 0)))
 
 
 def test_accuracy_by_azimuth_is_of_the_test_images_there(run: figures.Run, monkeypatch: Patch) -> None:
     """Of which there may be more at one azimuth than at another."""
     labels, zeros = np.arange(5), np.zeros(5)
-    split = experiment.Split(zeros, labels, np.array([0.0, 0, 20, 20, 20]), zeros, labels)
-    monkeypatch.setattr(experiment, "predict_scores", lambda *_: np.eye(5)[[0, 0, 2, 3, 3]])
-    of_files = run._replace(config=NORB, data=experiment.Data(NOTHING, split, NOTHING))
+    split = smallnorb.Split(zeros, labels, np.array([0.0, 0, 20, 20, 20]), zeros, labels)
+    monkeypatch.setattr(smallnorb, "predict_scores", lambda *_: np.eye(5)[[0, 0, 2, 3, 3]])
+    of_files = run._replace(config=NORB, data=smallnorb.Data(NOTHING, split, NOTHING))
     angles, accuracy = figures.accuracy_by_azimuth(of_files)
     assert angles.tolist() == [0, 20]
     assert {name: values.tolist() for name, values in accuracy.items()} == {name: [1 / 2, 2 / 3] for name in run.states}
@@ -113,12 +113,12 @@ def test_views_are_test_images_at_the_angles_that_are_named(angle: str) -> None:
     def level(grey: float, label: Any, azimuth: Any, elevation: Any) -> Any:
         return np.float32(grey + 0.01 * label + 0.0001 * azimuth + 0.00001 * elevation)
 
-    def views(grey: float, azimuths: list[float]) -> experiment.Split:
+    def views(grey: float, azimuths: list[float]) -> smallnorb.Split:
         labels, a, e = (part.ravel() for part in np.meshgrid(classes, azimuths, elevations, indexing="ij"))
         images = np.ones((1, 2, 2, 2)) * level(grey, labels, a, e)[:, None, None, None]
-        return experiment.Split(images, labels, a, e, np.zeros_like(labels))
+        return smallnorb.Split(images, labels, a, e, np.zeros_like(labels))
 
-    run = figures.Run(NORB, experiment.Data(views(0.7, trained), views(0.1, trained), views(0.4, new)), {})
+    run = figures.Run(NORB, smallnorb.Data(views(0.7, trained), views(0.1, trained), views(0.4, new)), {})
     axes = drawn(lambda: figures.draw_views(run, angle, 3, "")).axes
     for ax, says, grey, own in zip(axes, ("trained on", "held out"), (0.1, 0.4), (trained, new), strict=True):
         assert ax.get_title("left").startswith(says)
@@ -134,8 +134,8 @@ def test_the_same_object_in_the_same_lighting_turns() -> None:
     turned = np.array([0.0, 90, 180, 270])
     labels, azimuths, objects = (part.ravel() for part in np.meshgrid(np.arange(5), turned, [0, 1, 6, 7]))
     here = np.random.default_rng(0).permutation(np.flatnonzero((labels != 2) | (azimuths != 180) | (objects != 0)))
-    split = experiment.Split(np.zeros((79, 1, 1, 2)), labels[here], azimuths[here], np.full(79, 30.0), objects[here])
-    data = experiment.Data(NOTHING, split, experiment.Split(*(part[:0] for part in split)))
+    split = smallnorb.Split(np.zeros((79, 1, 1, 2)), labels[here], azimuths[here], np.full(79, 30.0), objects[here])
+    data = smallnorb.Data(NOTHING, split, smallnorb.Split(*(part[:0] for part in split)))
     found = figures.pick_views(NORB, data, (turned - 1) % 360, np.full(4, 30.0))
     assert found.labels.tolist() == np.repeat(np.arange(5), 4).tolist()
     assert found.azimuths.tolist() == np.tile(turned, 5).tolist()

@@ -11,7 +11,7 @@ import pytest
 from matplotlib.patches import Ellipse
 from matplotlib.text import Annotation
 
-import smallnorb_novel_viewpoint as views
+import smallnorb_novel_viewpoint as smallnorb
 from figure_checks import check_held, check_pictures, check_unchanged, draw_coarsely, drawn, held
 from helpers import Capture, Patch
 from lesson import visualize_how_capsules_work as pictures
@@ -41,8 +41,8 @@ def test_a_drawing_has_the_shapes_of_the_network_and_all_its_parameters(name: st
 
 @pytest.mark.parametrize(("loss", "layer"), [("spread", "activations"), ("cross-entropy", "‖μ‖²/16 + 4(a − ½)")])
 def test_the_score_is_that_of_the_loss(loss: str, layer: str) -> None:
-    config = views.Config(loss=loss)
-    params = views.make_models(config)["capsules"].init_params(np.random.default_rng(0))
+    config = smallnorb.Config(loss=loss)
+    params = smallnorb.make_models(config)["capsules"].init_params(np.random.default_rng(0))
     assert networks.view_stages(config, params)[-1].layer == layer
 
 

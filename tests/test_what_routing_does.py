@@ -13,32 +13,32 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 
-import multimnist_capsnet as base
+import multimnist_capsnet as multimnist
 from fast.workers import SERIAL, Workers
 from figure_checks import check_held, drawn, move_to
 from helpers import Array, Capture, Patch, config_of, digits_folder, failure, states_of
-from more import conv_matrix_capsules as conv, visualize_what_routing_does as figures, what_routing_does as m
+from more import conv_matrix_capsules as conv, visualize_what_routing_does as figures, what_routing_does as study
 from recorded import check
 from smallnorb_novel_viewpoint import TrainState
 
 
 def test_the_study_of_the_routing_by_hand(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(base, "EVALUATION_BATCH", 5)
-    config = base.Config(
+    monkeypatch.setattr(multimnist, "EVALUATION_BATCH", 5)
+    config = multimnist.Config(
         dataset="mnist", data_dir=digits_folder(), conv_channels=2, primary_types=1, decoder=(16, 16), n_test=20,
         dtype="float64", routing_iters=2,
     )
-    data = base.make_data(config)
-    params = {key: 3 * p for key, p in base.capsnet_init(np.random.default_rng(0), config).items()}
+    data = multimnist.make_data(config)
+    params = {key: 3 * p for key, p in multimnist.capsnet_init(np.random.default_rng(0), config).items()}
     with Workers(2) as workers:
-        found = m.routing_study(config, params, data.test, workers)
+        found = study.routing_study(config, params, data.test, workers)
     labels = [set(pair) for pair in data.test.labels]
-    drawn = m.random_couplings(config.n_primary, config.n_classes)
+    drawn = study.random_couplings(config.n_primary, config.n_classes)
 
     def outputs(n_iters: int = 2, **names: str) -> tuple[list[set[int]], Array]:
-        other, parts = dataclasses.replace(config, routing_iters=n_iters), m.make_parts(config, **names)
-        parts = parts if names else base.PLAIN
-        lengths, cache = base.capsnet_forward(params, data.test.images.astype(float), other, parts)
+        other, parts = dataclasses.replace(config, routing_iters=n_iters), study.make_parts(config, **names)
+        parts = parts if names else multimnist.PLAIN
+        lengths, cache = multimnist.capsnet_forward(params, data.test.images.astype(float), other, parts)
         return [set(np.argsort(-row)[:2].tolist()) for row in lengths], drawn if names else cache.routing.c[-1]
 
     conditions: dict[str, dict[str, Any]] = {f"iters_{n}": {"n_iters": n} for n in range(1, 6)}
@@ -59,7 +59,7 @@ def test_the_study_of_the_routing_by_hand(monkeypatch: Patch) -> None:
 
 def test_without_a_bias_a_pose_and_its_negative_are_one(tmp_path: Path, monkeypatch: Patch) -> None:
     """The negatives are those of the same poses. In float64."""
-    votes_forward, sizes, last = m.smallnorb.votes_forward, list[int](), dict[str, Array]()
+    votes_forward, sizes, last = study.smallnorb.votes_forward, list[int](), dict[str, Array]()
 
     def spy(pose: Array, w: Array) -> Any:
         sizes.append(len(pose))
@@ -67,9 +67,9 @@ def test_without_a_bias_a_pose_and_its_negative_are_one(tmp_path: Path, monkeypa
         np.testing.assert_array_equal(pose[len(pose) // 2 :], -pose[: len(pose) // 2])
         return votes_forward(pose, w)
 
-    monkeypatch.setattr(m.smallnorb, "votes_forward", spy)
-    monkeypatch.setattr(m.smallnorb, "Config", functools.partial(m.smallnorb.Config, dtype="float64"))
-    assert m.main(["--study", "signs", "--seed", "3", f"--out-json={tmp_path / 'out.json'}"]) == 0
+    monkeypatch.setattr(study.smallnorb, "votes_forward", spy)
+    monkeypatch.setattr(study.smallnorb, "Config", functools.partial(study.smallnorb.Config, dtype="float64"))
+    assert study.main(["--study", "signs", "--seed", "3", f"--out-json={tmp_path / 'out.json'}"]) == 0
     assert sizes == 2 * [*[2 * 16] * 300, 2 * 500]  # of training and test
     metrics = json.loads((tmp_path / "out.json").read_text())["models"]["capsules"]
     assert metrics["sign_accuracy"] == 0.5
@@ -80,9 +80,9 @@ def test_without_a_bias_a_pose_and_its_negative_are_one(tmp_path: Path, monkeypa
 
 def small(monkeypatch: Patch) -> None:
     """Make the networks and sets of all studies small."""
-    network_config = m.network_config
+    network_config = study.network_config
 
-    def smaller(config: m.Config) -> Any:
+    def smaller(config: study.Config) -> Any:
         found = network_config(config)
         if config.study == "shapes":
             few = {"n_train_views": 2, "n_test_views": 2, "n_elev": 1, "n_per_combo": 1, "sizes": (3, 2, 2, 2)}
@@ -91,7 +91,7 @@ def small(monkeypatch: Patch) -> None:
         own = {"n_val": 16, "match_accuracy": None, "check_every": 500} if config.study == "affnist" else {}
         return dataclasses.replace(found, dtype="float64", batch_size=16, **sizes, **own)
 
-    monkeypatch.setattr(m, "network_config", smaller)
+    monkeypatch.setattr(study, "network_config", smaller)
 
 
 VARIANTS = [
@@ -111,19 +111,19 @@ def test_a_study_from_the_command_line(words: str, monkeypatch: Patch, tmp_path:
     if "study" in words:
         argv.append(f"--data-dir={digits_folder()}")
     whole, again, saved = tmp_path / "whole.json", tmp_path / "again.json", tmp_path / "c.npz"
-    assert m.main([*argv, f"--out-json={whole}"]) == 0
+    assert study.main([*argv, f"--out-json={whole}"]) == 0
     printed = re.sub(r"(?<=train_seconds) .*", "", capsys.readouterr().out).replace(str(digits_folder()), "FOLDER")
 
-    config = config_of(m, argv)
-    options = m.Options(quiet=True, checkpoint=saved)
+    config = config_of(study, argv)
+    options = study.Options(quiet=True, checkpoint=saved)
 
     def stop(state: Any, epoch_ended: bool) -> None:
         if state.step and not epoch_ended and len(state.history.get("train_loss", [])) == 1:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        m.run(config, options, callback=stop)[0]
-    assert m.main([*argv, f"--out-json={again}", f"--checkpoint={saved}", "--resume"]) == 0
+        study.run(config, options, callback=stop)[0]
+    assert study.main([*argv, f"--out-json={again}", f"--checkpoint={saved}", "--resume"]) == 0
     one, other = (json.loads(path.read_text()) for path in (whole, again))
     assert one["history"] == other["history"]
     check(f"what_routing_does {words}", {"history": one["history"], "models": one["models"], "printed": printed})
@@ -135,42 +135,42 @@ def test_a_study_from_the_command_line(words: str, monkeypatch: Patch, tmp_path:
 def test_a_run_is_not_resumed_on_other_digits(tmp_path: Path, monkeypatch: Patch, capsys: Capture) -> None:
     """It trains on strokes, where there is no MNIST, which is there when the run is to go on."""
     small(monkeypatch)
-    files, argv = base.load_mnist(digits_folder()), ["--study=composites", "--n-epochs=1", "--quiet"]
+    files, argv = multimnist.load_mnist(digits_folder()), ["--study=composites", "--n-epochs=1", "--quiet"]
     argv.append(f"--checkpoint={tmp_path / 'c'}")
-    monkeypatch.setattr(base, "STROKE_COUNTS", (90, 60))
-    monkeypatch.setattr(base, "load_mnist", Mock(side_effect=base.UnavailableError("there is no network")))
-    assert m.main(argv) == 0
+    monkeypatch.setattr(multimnist, "STROKE_COUNTS", (90, 60))
+    monkeypatch.setattr(multimnist, "load_mnist", Mock(side_effect=multimnist.UnavailableError("there is no network")))
+    assert study.main(argv) == 0
     capsys.readouterr()
-    monkeypatch.setattr(base, "load_mnist", Mock(return_value=files))
-    assert failure(m, [*argv, "--resume"], capsys).endswith("was made with other dataset: strokes, not mnist\n")
+    monkeypatch.setattr(multimnist, "load_mnist", Mock(return_value=files))
+    assert failure(study, [*argv, "--resume"], capsys).endswith("was made with other dataset: strokes, not mnist\n")
 
 
-@pytest.mark.parametrize("study", ["shapes", "composites", "affnist"])
+@pytest.mark.parametrize("name", ["shapes", "composites", "affnist"])
 def test_a_study_in_its_plain_form_is_the_fast_one_with_the_settings_of_the_run(
-    study: str, monkeypatch: Patch
+    name: str, monkeypatch: Patch
 ) -> None:
     small(monkeypatch)
     own: dict[str, Any] = {"seed": 7, "n_epochs": 1, "lr": 0.002}
-    folder, losses = None if study == "shapes" else digits_folder(), []
+    folder, losses = None if name == "shapes" else digits_folder(), []
     for plain in (False, True):
-        config = m.Config(study=study, data_dir=folder, plain=plain, **own)
-        assert vars(m.network_config(config)).items() >= (own | {"plain": plain}).items()
-        (history,) = m.run(config)[0]["history"].values()
+        config = study.Config(study=name, data_dir=folder, plain=plain, **own)
+        assert vars(study.network_config(config)).items() >= (own | {"plain": plain}).items()
+        (history,) = study.run(config)[0]["history"].values()
         losses.append(history["train_loss"])
     assert losses[1] == pytest.approx(losses[0], rel=1e-9)
 
 
 def test_the_published_code_divides_primary_capsules_alone() -> None:
-    parts, s = m.make_parts(base.Config(), activation="published"), np.linspace(-3, 3, 16).reshape(2, 8)
-    np.testing.assert_array_equal(parts.primary.forward(s)[0], base.squash_forward(s / 32 + 0.1)[0])
-    np.testing.assert_array_equal(parts.digit.forward(s)[0], base.squash_forward(s + 0.1)[0])
+    parts, s = study.make_parts(multimnist.Config(), activation="published"), np.linspace(-3, 3, 16).reshape(2, 8)
+    np.testing.assert_array_equal(parts.primary.forward(s)[0], multimnist.squash_forward(s / 32 + 0.1)[0])
+    np.testing.assert_array_equal(parts.digit.forward(s)[0], multimnist.squash_forward(s + 0.1)[0])
 
 
 def test_without_a_variant_the_network_is_that_of_the_base_script(monkeypatch: Patch) -> None:
     small(monkeypatch)
-    config = m.Config(n_epochs=2)
-    history = m.run(config)[0]["history"]["capsules"]
-    network = m.network_config(config)
+    config = study.Config(n_epochs=2)
+    history = study.run(config)[0]["history"]["capsules"]
+    network = study.network_config(config)
     assert (network.dataset, network.standardize, network.loss) == ("shapes", "image", "spread")
     data = conv.make_data(network)
     state = states_of(conv.make_models(network), network)["capsules"]
@@ -182,14 +182,14 @@ def test_without_a_variant_the_network_is_that_of_the_base_script(monkeypatch: P
 def test_the_affnist_study_counts_right_answers(shift: int, monkeypatch: Patch) -> None:
     """Of the variant that was trained: one that knows the labels, and one that is always wrong."""
     small(monkeypatch)
-    config = m.Config(study="affnist", assignments="even", data_dir=digits_folder())
+    config = study.Config(study="affnist", assignments="even", data_dir=digits_folder())
 
-    def assess(params: Any, batch: base.Batch) -> tuple[Array, float]:
+    def assess(params: Any, batch: multimnist.Batch) -> tuple[Array, float]:
         return np.eye(10)[(batch.labels[:, 0] + shift) % 10], 0.0
 
-    knowing = {name: model._replace(assess=assess) for name, model in m.make_models(config).items()}
-    monkeypatch.setattr(m, "make_models", {config: knowing}.__getitem__)
-    found = m.affnist_study(config, {}, m.make_data(config), SERIAL)
+    knowing = {name: model._replace(assess=assess) for name, model in study.make_models(config).items()}
+    monkeypatch.setattr(study, "make_models", {config: knowing}.__getitem__)
+    found = study.affnist_study(config, {}, study.make_data(config), SERIAL)
     names = ("upright", "rotated_15", "rotated_35", "affnist")
     assert found == {f"{name}_accuracy": 1.0 - shift for name in names}
 
@@ -202,7 +202,7 @@ def test_the_curves_are_of_the_median_seed_and_of_each_part(tmp_path: Path, monk
     part = {"dataset": "shapes", "config": {}, "settings": {"default": {"runs": runs}}}
     path.write_text(json.dumps({"parts": {"routed": part}}))
 
-    def train_all(config: m.Config, data: Any, options: Any) -> dict[str, TrainState]:
+    def train_all(config: study.Config, data: Any, options: Any) -> dict[str, TrainState]:
         assert (len(data.train.labels) > 0, options.threads, options.quiet) == (True, 3, True)
         trained.append((config.seed, config.n_epochs, config.assignments, config.loss, config.vote_bias))
         state = TrainState("capsules", {})
@@ -210,12 +210,12 @@ def test_the_curves_are_of_the_median_seed_and_of_each_part(tmp_path: Path, monk
         state.history = {"train_loss": [1.0, 0.2 * len(trained)], **accuracies}
         return {"capsules": state}
 
-    monkeypatch.setattr(m, "train_all", train_all)
+    monkeypatch.setattr(study, "train_all", train_all)
     options = figures.Options(threads=3, quiet=True)
     fig = drawn(lambda: figures.draw_training_curves((figures.Config(), options)))
     parts = [("routed", "paper", "none"), ("even", "paper", "none"), ("routed", "cross-entropy", "none"),
              ("routed", "paper", "learned")]
-    assert trained == [(9, m.Config().n_epochs, *part) for part in parts]
+    assert trained == [(9, study.Config().n_epochs, *part) for part in parts]
     labels = ("EM routing, spread loss", "even assignments", "cross-entropy", "bias of the votes")
     check_held(fig.axes[0], lines={label: [[1, 2], [1, 0.2 * k]] for k, label in enumerate(labels, 1)})
     for ax in fig.axes[1:]:

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-import multimnist_capsnet as digits
+import multimnist_capsnet as multimnist
 from fast.workers import SERIAL
 from figure_checks import draw_coarsely, drawn
 from helpers import (
@@ -76,7 +76,7 @@ def test_result_and_table(trained: Trained, capsys: Capture) -> None:
 
 def test_plain_forms_are_of_the_networks_and_of_their_steps(trained: Trained, monkeypatch: Patch) -> None:
     config = dataclasses.replace(SMALL, plain=True, n_epochs=1)
-    for settings in (digits.CapsNetConfig, m.conv.Config):
+    for settings in (multimnist.CapsNetConfig, m.conv.Config):
         assert [m.sized(settings, one).plain for one in (SMALL, config)] == [False, True]
     monkeypatch.setattr(m.optimizers, "adamw_step", lambda *_: pytest.fail("a fast step"))
     data = m.make_data(m.Config(data_dir=trained[0], image_size=20))
@@ -174,16 +174,16 @@ def test_colours_reach_every_network(tmp_path: Path) -> None:
 def test_the_gradient_of_the_capsnet_on_colours() -> None:
     own = m.Config(image_size=21, colour="rgb", class_names=("a", "b", "c"), plain=True)
     sizes = {"conv_channels": 3, "primary_types": 2, "decoder": (5, 7), "dtype": "float64"}
-    config, rng = m.sized(digits.CapsNetConfig, own, **sizes), np.random.default_rng(0)
-    params = digits.capsnet_init(rng, config)
+    config, rng = m.sized(multimnist.CapsNetConfig, own, **sizes), np.random.default_rng(0)
+    params = multimnist.capsnet_init(rng, config)
     assert params["decoder3.w"].shape[1] == 21 * 21 * 3
     images = rng.random((4, 21, 21, 3))
-    batch = digits.Batch(images, np.array([[0], [1], [2], [1]]), images[:, None])
+    batch = multimnist.Batch(images, np.array([[0], [1], [2], [1]]), images[:, None])
 
     def loss(**params: Array) -> float:
-        return digits.capsnet_loss_and_grads(params, batch, 4, config)[0]["train_loss"]
+        return multimnist.capsnet_loss_and_grads(params, batch, 4, config)[0]["train_loss"]
 
-    check_gradient(loss, params, digits.capsnet_loss_and_grads(params, batch, 4, config)[1], rng)
+    check_gradient(loss, params, multimnist.capsnet_loss_and_grads(params, batch, 4, config)[1], rng)
 
 
 def test_epochs_follow_from_the_number_of_pictures(trained: Trained) -> None:
@@ -400,8 +400,8 @@ def test_the_margin_rises_over_ten_epochs_or_all_and_each_epoch_has_an_order(
 
 
 def test_a_picture_is_drawn_again_from_the_longest_capsule() -> None:
-    net, images = m.sized(digits.CapsNetConfig, SMALL), np.random.default_rng(0).random((5, 20, 20, 1), np.float32)
+    net, images = m.sized(multimnist.CapsNetConfig, SMALL), np.random.default_rng(0).random((5, 20, 20, 1), np.float32)
     params = init_state(m.make_models(SMALL)["capsnet"], SMALL).params
-    lengths, cache = digits.capsnet_forward(params, images, net)
-    expected = digits.reconstruct(params, cache.v, lengths.argmax(axis=1)[:, None])[:, 0, ..., None]
+    lengths, cache = multimnist.capsnet_forward(params, images, net)
+    expected = multimnist.reconstruct(params, cache.v, lengths.argmax(axis=1)[:, None])[:, 0, ..., None]
     np.testing.assert_allclose(m.reconstructions(params, images, SMALL), expected, atol=1e-6)
