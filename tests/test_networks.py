@@ -46,7 +46,8 @@ NAMES = [
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize(("experiment", "name"), NAMES)
 def test_a_step_overwrites_neither_its_inputs_nor_the_next_steps(experiment: str, name: str, dtype: str) -> None:
-    """The layers give new arrays, of the parameters' shapes and type; memory is used again by the allocator alone."""
+    """The layers give new arrays, of the parameters' shapes and type; memory is used again by the allocator alone. And
+    an image has the same scores in any batch."""
     script = EXPERIMENTS[experiment].script
     config = config_of(script, [*EXPERIMENTS[experiment].argv(), f"--dtype={dtype}"])
     data, model = script.make_data(config), script.make_models(config)[name]
@@ -62,6 +63,10 @@ def test_a_step_overwrites_neither_its_inputs_nor_the_next_steps(experiment: str
             return model.loss_and_grads(params, part, n)[1]
         return conv.loss_and_grads(model, 0.5, params, part, n)[1]
 
+    def scores_of(part: Any) -> Array:
+        answer = model.assess(params, part) if hasattr(model, "assess") else model.forward(params, part.images)
+        return np.asarray(answer[0])
+
     first = grads_of(batch)
     kept = copy.deepcopy(first)
     grads_of(batch.part(1, n))
@@ -69,8 +74,12 @@ def test_a_step_overwrites_neither_its_inputs_nor_the_next_steps(experiment: str
         np.testing.assert_equal(grads, kept)
     np.testing.assert_equal((params, batch), before)
     assert {key: g.shape for key, g in first.items()} == {key: p.shape for key, p in params.items()}
-    scores = (model.assess(params, batch) if hasattr(model, "assess") else model.forward(params, batch.images))[0]
+    scores = scores_of(batch)
     assert {str(x.dtype) for x in (scores, *first.values(), *params.values())} == {dtype}
+    alone = np.concatenate([scores_of(batch.part(k, k + 1)) for k in range(n)])
+    precision = {"float32": 1e-4, "float64": 1e-9}[dtype]
+    np.testing.assert_allclose(scores, alone, rtol=precision, atol=precision / 1000)
+    assert np.abs(scores[0] - scores[1]).max() > 1e-9
 
 
 class OwnConfig(smallnorb.Config):
