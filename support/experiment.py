@@ -64,14 +64,14 @@ def load_checkpoint(script: Any, path: Path) -> tuple[Any, dict[str, TrainState]
 
 def unfinished(
     experiment: str, path: Path, config: Any, states: Mapping[str, TrainState], required: Iterable[str] = (),
-    reached: Callable[[TrainState, Any], bool] = lambda state, config: False,
+    reached: Callable[[TrainState, Any], bool] | None = None,
 ) -> str | None:
     """Which training of an experiment's checkpoint, or of the ``required`` models, has not come to its end, in words:
     after its epochs, or before, where it has ``reached`` what it was to learn."""
     for name in dict.fromkeys((*required, *states)):
         done = len(states[name].history.get("train_loss", [])) if name in states else 0
         n_epochs = getattr(config, "cnn_epochs", config.n_epochs) if name.startswith("cnn") else config.n_epochs
-        if done < n_epochs and not (name in states and reached(states[name], config)):
+        if done < n_epochs and not (reached and name in states and reached(states[name], config)):
             how = f"{experiment} --checkpoint … --resume"
             return f"{path} holds {done:,} of {n_epochs:,} epochs of {name}; finish it with {how}"
     return None

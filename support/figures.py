@@ -596,7 +596,7 @@ class AnimationOptions(Settings):
 
 def load_finished(
     experiment: Any, path: Path | None, asked: Any, given: Collection[str], free: Collection[str] = ("data_dir",),
-    required: Collection[str] = (), **reached: Callable[..., bool],
+    required: Collection[str] = (), reached: Callable[..., bool] | None = None,
 ) -> tuple[Any, Mapping[str, Any]]:
     """Configuration and states of a checkpoint of finished trainings of the module ``experiment``, at least of the
     ``required`` models; ``reached``: see ``unfinished``. Without a ``path``: the configuration ``asked``, and no
@@ -608,6 +608,6 @@ def load_finished(
     require_same(path, config, asked, {*given} - {*free})
     if "data_dir" in given and config.dataset in ("strokes", "voxels", "shapes", "toys"):
         raise UserError(f"{path} was trained on {config.dataset}, which have no files: leave --data-dir out")
-    if left := unfinished(experiment.EXPERIMENT, path, config, states, required, **reached):
+    if left := unfinished(experiment.EXPERIMENT, path, config, states, required, reached):
         raise UserError(left)
     return dataclasses.replace(config, **{name: getattr(asked, name) for name in free if name in given}), states

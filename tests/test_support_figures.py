@@ -88,7 +88,7 @@ Config = smallnorb.Config
 
 def finished(
     asked: Any, given: set[str], epochs: dict[str, int], dataset: str = "smallnorb", required: tuple[str, ...] = (),
-    free: tuple[str, ...] = ("data_dir",), reached: Any = lambda state, config: False, **settings: Any,
+    free: tuple[str, ...] = ("data_dir",), reached: Any = None, **settings: Any,
 ) -> tuple[Any, Any]:
     """``load_finished`` from a checkpoint of seed 3 and 1,000 epochs; ``epochs``: of each of its models; ``settings``:
     its others."""
