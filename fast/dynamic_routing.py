@@ -31,7 +31,7 @@ class Steps(NamedTuple):
 class RoutingCache(NamedTuple):
     u: Array  # (I, B, P)
     w: Array  # (I, P, J, D)
-    u_hat: Array  # (B, J, I, D)
+    votes: list[Array]  # of one u_hat (B, J, I, D), whose memory the first backward pass takes for its gradient
     groups: list[Steps]
     squash: Any  # a pair: forward and backward
 
@@ -65,13 +65,18 @@ def agreement(u_hat: Array, v: Array) -> Array:
 
 def routing_forward(u: Array, w: Array, n_iters: int, squash: Any) -> tuple[Array, RoutingCache]:
     """u (B, I, P), w (I, P, J, D) -> v (B, J, D)."""
-    (B, I, P), (_, _, J, D) = u.shape, w.shape
     u = np.ascontiguousarray(u.swapaxes(0, 1))  # (I, B, P)
+    u_hat = votes(u, w)
+    groups = [route(u_hat[k : k + GROUP], n_iters, squash) for k in range(0, max(len(u_hat), 1), GROUP)]  # B = 0: one
+    return np.concatenate([steps.v[-1] for steps in groups]), RoutingCache(u, w, [u_hat], groups, squash)
+
+
+def votes(u: Array, w: Array) -> Array:
+    """u (I, B, P), w (I, P, J, D) -> u_hat (B, J, I, D)."""
+    (I, B, P), (_, _, J, D) = u.shape, w.shape
     u_hat = np.empty((B, I, J * D), u.dtype)
-    np.matmul(u, w.reshape(-1, P, J * D), out=u_hat.swapaxes(0, 1))
-    u_hat = u_hat.reshape(B, I, J, D).swapaxes(1, 2)
-    groups = [route(u_hat[k : k + GROUP], n_iters, squash) for k in range(0, max(B, 1), GROUP)]  # one, of no image
-    return np.concatenate([steps.v[-1] for steps in groups]), RoutingCache(u, w, u_hat, groups, squash)
+    np.matmul(u, w.reshape(I, P, J * D), out=u_hat.swapaxes(0, 1))
+    return u_hat.reshape(B, I, J, D).swapaxes(1, 2)
 
 
 def route(u_hat: Array, n_iters: int, squash: Any) -> Steps:
@@ -91,8 +96,9 @@ def route(u_hat: Array, n_iters: int, squash: Any) -> Steps:
 
 def routing_backward(dv: Array, cache: RoutingCache, routing_grad: str) -> tuple[Array, Array]:
     """dv (B, J, D) -> du (B, I, P), dw (I, P, J, D). ``routing_grad`` as in the plain form."""
-    u, w, u_hat, groups, squash = cache
-    (B, J, I, D), du_hat = u_hat.shape, np.empty_like(u_hat)
+    u, w, kept, groups, squash = cache
+    u_hat = du_hat = kept.pop() if kept else votes(u, w)
+    B, J, I, D = u_hat.shape
     for k, steps in enumerate(groups):
         group = slice(k * GROUP, (k + 1) * GROUP)
         left, right = route_backward(dv[group], u_hat[group], steps, routing_grad, squash.backward)

@@ -210,6 +210,17 @@ def test_the_fast_twins_are_used_unless_plain_is_asked_for() -> None:
         assert {function.__module__.split(".")[0] for function in functions} == {package}
 
 
+@pytest.mark.parametrize("parts", [multimnist.PLAIN, multimnist.FAST], ids=["plain", "fast"])
+@pytest.mark.parametrize("policy", ["exact", "stop"])
+def test_a_cache_of_dynamic_routing_serves_two_backward_passes(parts: multimnist.Parts, policy: str) -> None:
+    rng = np.random.default_rng(0)
+    u, w, dv = (rng.standard_normal(shape) for shape in ((6, 7, 3), (7, 3, 4, 5), (6, 4, 5)))
+    _, cache = parts.routing.forward(u, w, 3, parts.digit)
+    first, *others = ([g.copy() for g in parts.routing.backward(dv, cache, policy)] for _ in range(3))
+    for other in others:
+        assert [g.tobytes() for g in other] == [g.tobytes() for g in first]
+
+
 @pytest.mark.parametrize("name", ["multimnist cnn", "multimnist cnn_pool", "affine cnn", "affine lenet"])
 @pytest.mark.parametrize("side", [28, 40])
 def test_fast_and_plain_cnns_have_the_same_first_gradient_on_a_blank_ground(name: str, side: int) -> None:
