@@ -65,7 +65,7 @@ try:  # fast twins of plain forms, and threads, where the folder lies beside the
     from fast.workers import Workers, default_threads
     HAS_FAST = True
 except ImportError:
-    HAS_FAST = False
+    HAS_FAST, default_threads = False, lambda: 1
 
 Array = np.ndarray
 Params = dict[str, Array]
@@ -1560,16 +1560,21 @@ if not HAS_FAST:
         def map(self, work: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
             return [work(item) for item in items]
 
-        def gradients(self, loss_and_grads: Any, params: Params, batch: Any) -> tuple[dict[str, float], list[Params]]:
-            """Mean losses of a batch, and its gradients."""
-            losses, grads = loss_and_grads(params, batch, len(batch.labels))
-            return losses, [grads]
+        def gradients(
+            self, loss_and_grads: Any, params: Params, batch: Any, part_size: int | None = None
+        ) -> tuple[dict[str, float], list[Params]]:
+            """Mean losses of a batch, and the gradients of its parts, each of at most ``part_size`` examples."""
+            n = len(batch.labels)
+            n_parts = math.ceil(n / part_size) if part_size else 1
+            parts = [loss_and_grads(params, batch.part(n * k // n_parts, n * (k + 1) // n_parts), n)
+                     for k in range(n_parts)]
+            return {key: sum(losses[key] for losses, _ in parts) for key in parts[0][0]}, [grads for _, grads in parts]
 
 
 @dataclasses.dataclass(frozen=True)
 class Options(RunOptions):
     models: tuple[str, ...] = setting(MODEL_NAMES, list_of(one_of(MODEL_NAMES)), "Train only these.", usual=True)
-    threads: int = setting(default_threads() if HAS_FAST else 1, int_in(1, 256), "Use N threads, which need fast/"
+    threads: int = setting(default_threads(), int_in(1, 256), "Use N threads, which need fast/"
         " beside the script; each works on a part of every batch. The last bits of the numbers depend on N.",
         "one for each processor, at most 4; 1 without fast/")
 

@@ -1177,6 +1177,11 @@ def adamw_step(
         p -= lr * m_hat / (np.sqrt(v_hat) + EPSILON)
 
 
+def adamw_of(config: Any) -> Callable[..., None]:
+    """AdamW in its plain form, or its fast twin where the folder is there."""
+    return adamw_step if config.plain or not HAS_FAST else optimizers.adamw_step
+
+
 KEPT, ARRAYS = ("step", "seconds", "history"), ("params", "m", "v")  # of a state, in a checkpoint
 
 
@@ -1617,7 +1622,7 @@ def train(model: Network, config: Config, data: Data, state: TrainState, callbac
     n_epochs, lr, weight_decay = of_model(model.name, config)
     n, per_epoch = len(data.train.labels), steps_per_epoch(config, data)
     n_steps = per_epoch * n_epochs
-    update = adamw_step if config.plain or not HAS_FAST else optimizers.adamw_step
+    update = adamw_of(config)
     while state.step < n_steps:
         started = time.perf_counter()
         epoch, position = divmod(state.step, per_epoch)

@@ -43,10 +43,10 @@ import numpy as np
 
 import multimnist_capsnet as multimnist
 import smallnorb_novel_viewpoint as smallnorb
-from fast.workers import Workers
 from more import attacks, conv_matrix_capsules as conv, mnist_affine_capsnet as affine
 from more.attacks import MARGIN, by_image, margin_loss, of_log_odds
 from more.conv_matrix_capsules import Data, Network, of_model, steps_per_epoch
+from multimnist_capsnet import Workers
 from smallnorb_novel_viewpoint import (
     FOLDER, NO_OPTIONS, RunOptions, Session, SettingError, Settings, Stream, TrainState, float_in, generator, int_in,
     is_terminal, list_of, model_metrics, one_of, parse, print_message, report, require_own_outputs, result_document,

@@ -50,13 +50,10 @@ import multimnist_capsnet as multimnist
 import smallnorb_novel_viewpoint as smallnorb
 from data.norb_files import NORB_SETS
 from data.pictures import read_strokes
-from fast import field_em
-from fast.optimizers import adamw_step
-from fast.workers import Workers, default_threads
-from multimnist_capsnet import CNN, ConvLayer
+from multimnist_capsnet import CNN, HAS_FAST, ConvLayer, Workers, default_threads
 from smallnorb_novel_viewpoint import (
     FOLDER, NO_OPTIONS, POSE_SIDE, Array, Callback, ConvCache, EMCache, Network, Params, Session, SettingError, Stream,
-    TrainState, UserError, Viewpoints, VotesCache, capsules_loss, class_scores_backward, class_scores_forward,
+    TrainState, UserError, Viewpoints, VotesCache, adamw_of, capsules_loss, class_scores_backward, class_scores_forward,
     conv2d_backward, conv2d_forward, count_params, em_routing_backward, em_routing_forward, float_in, fraction_right,
     from_json, gaussian, generator, int_in, list_of, model_metrics, of_model, one_of, parse, permutation, print_message,
     read_checkpoint, relu_backward, relu_forward, report, require_own_outputs, result_document, script,
@@ -403,8 +400,10 @@ class Routing(NamedTuple):
     parameters: tuple[str, ...] = ("beta_a", "beta_v")
 
 
-PLAIN = Routing(field_routing_forward, field_routing_backward)
-FAST = Routing(field_em.field_routing_forward, field_em.field_routing_backward)
+PLAIN = FAST = Routing(field_routing_forward, field_routing_backward)
+if HAS_FAST:
+    from fast import field_em
+    FAST = Routing(field_em.field_routing_forward, field_em.field_routing_backward)
 
 
 # --- The network ------------------------------------------------------------------------------------------------------
@@ -655,7 +654,7 @@ def train(model: Network, config: Config, data: Data, state: TrainState, workers
     per_epoch = steps_per_epoch(config, data)
     n_epochs, _, weight_decay = of_model(model.name, config)
     n_steps = per_epoch * n_epochs
-    update, size = smallnorb.adamw_step if config.plain else adamw_step, part_size(config, model.name)
+    update, size = adamw_of(config), part_size(config, model.name)
     while state.step < n_steps:
         started = time.perf_counter()
         batch, progress = training_batch(data, config, state.step), state.step / max(1, n_steps - 1)

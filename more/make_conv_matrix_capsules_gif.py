@@ -28,10 +28,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Ellipse
 
-from fast.workers import Workers
 from more import conv_matrix_capsules as conv, visualize_conv_matrix_capsules as figures
 from more.conv_matrix_capsules import Array, ClassRouting, Config, Data, smallnorb
-from multimnist_capsnet import resolve_auto
+from multimnist_capsnet import Workers, resolve_auto
 from smallnorb_novel_viewpoint import OUTPUT, RunOptions, TrainState, int_in, parse, script, setting
 from support.experiment import redeclared, require_writable
 

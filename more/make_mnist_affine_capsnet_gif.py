@@ -25,11 +25,11 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from fast.workers import SERIAL, blas_threads
 from more import mnist_affine_capsnet as affine, visualize_mnist_affine_capsnet as figures
 from more.mnist_affine_capsnet import SWEEP, Config
 from more.visualize_mnist_affine_capsnet import MODELS, J, degrees
-from multimnist_capsnet import OUTPUT, Array, assess, int_in, parse, script, setting, softmax
+from multimnist_capsnet import OUTPUT, Array, Workers, assess, int_in, parse, script, setting, softmax
+from smallnorb_novel_viewpoint import blas_threads
 from support.experiment import redeclared, require_writable
 
 SHOWN = (2, 4, 7)  # classes
@@ -47,7 +47,7 @@ class Turning:
         batch = affine.single_digits(self.images.reshape(-1, *self.images.shape[2:]), labels)
         self.outputs = {}  # of each model lengths of capsules, or probabilities (frames, n, J)
         for name, state in run.states.items():
-            scores, _ = assess(models[name], state.params, batch, SERIAL)
+            scores, _ = assess(models[name], state.params, batch, Workers())
             found = scores if name == "capsnet" else softmax(scores)
             self.outputs[name] = found.reshape(n_frames, len(SHOWN), J)
 

@@ -22,7 +22,7 @@ import imageio.v3 as imageio
 import numpy as np
 
 from data.norb_files import read_norb
-from fast.workers import default_threads
+from multimnist_capsnet import default_threads
 from smallnorb_novel_viewpoint import FOLDER, OUTPUT, SettingError, Settings, UserError, int_in, parse, script, setting
 from support.experiment import require_writable
 from support.figures import write_if_changed

@@ -51,11 +51,10 @@ import numpy as np
 
 import multimnist_capsnet as multimnist
 from data.affnist_file import AFFNIST_SIDE, read_affnist
-from fast.workers import Workers
 from multimnist_capsnet import (
     CNN, INPUT, NO_OPTIONS, Array, Batch, Callback, CapsNetConfig, ConvLayer, Network, Pair, Params, Session,
-    SettingError, Stream, TrainState, UserError, assess, count_params, float_in, generator, int_in, list_of, one_of,
-    parse, report, require_own_outputs, result_document, script, setting, update,
+    SettingError, Stream, TrainState, UserError, Workers, assess, count_params, float_in, generator, int_in, list_of,
+    one_of, parse, report, require_own_outputs, result_document, script, setting, update,
 )
 from smallnorb_novel_viewpoint import fraction_right, permutation
 from support.experiment import redeclared

@@ -32,9 +32,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 import smallnorb_novel_viewpoint as smallnorb
-from fast.workers import Workers
 from more import attacks, capsule_attacks as experiment, conv_matrix_capsules as conv
 from more.visualize_conv_matrix_capsules import MODELS
+from multimnist_capsnet import Workers
 from smallnorb_novel_viewpoint import RunOptions, TrainState, from_json
 from support.experiment import redeclared
 

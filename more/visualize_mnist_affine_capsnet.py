@@ -32,10 +32,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 import multimnist_capsnet as multimnist
-from fast.workers import Workers
 from more import mnist_affine_capsnet as affine
 from more.mnist_affine_capsnet import SWEEP, Config, Data
-from multimnist_capsnet import Array, UserError
+from multimnist_capsnet import Array, UserError, Workers
 from support.experiment import redeclared
 
 MODELS = {"capsnet": CAPSNET, "cnn": CNN, "lenet": LENET}

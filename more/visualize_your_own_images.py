@@ -24,8 +24,8 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.font_manager import findfont, fontManager, get_font
 
-from fast.workers import SERIAL
 from more import your_own_images as own
+from multimnist_capsnet import Workers
 from smallnorb_novel_viewpoint import (
     INPUT, SettingError, Settings, TrainState, UserError, print_message, require_same, setting,
 )
@@ -126,7 +126,7 @@ def shown_pictures(asked: Config, options: Options, given: Collection[str]) -> t
     chosen = order[evenly_spaced_indices(len(order), N_SHOWN)]
     images, labels, models = data.test.images[chosen], data.test.labels[chosen], own.make_models(config)
     answers = {
-        name: own.answers_of(models[name], state.params, images, SERIAL).argmax(axis=1)
+        name: own.answers_of(models[name], state.params, images, Workers()).argmax(axis=1)
         for name, state in states.items()
     }
     x = own.in_floats(images)

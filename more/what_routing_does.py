@@ -45,13 +45,12 @@ import numpy as np
 
 import multimnist_capsnet as multimnist
 import smallnorb_novel_viewpoint as smallnorb
-from fast.optimizers import adamw_step
-from fast.workers import Workers
 from more import conv_matrix_capsules as conv, mnist_affine_capsnet as affine
-from multimnist_capsnet import Array, Batch, CapsNetConfig, Pair, Params, Parts
+from multimnist_capsnet import Array, Batch, CapsNetConfig, Pair, Params, Parts, Workers
 from smallnorb_novel_viewpoint import (
-    FOLDER, NO_OPTIONS, RunOptions, Session, SettingError, Settings, Stream, TrainState, count_params, float_in,
-    from_json, generator, int_in, model_metrics, parse, report, require_own_outputs, result_document, script, setting,
+    FOLDER, NO_OPTIONS, RunOptions, Session, SettingError, Settings, Stream, TrainState, adamw_of, count_params,
+    float_in, from_json, generator, int_in, model_metrics, parse, report, require_own_outputs, result_document, script,
+    setting,
 )
 from support.experiment import redeclared
 
@@ -210,7 +209,7 @@ def sign_accuracy(config: smallnorb.Config, rng: np.random.Generator, biased: bo
     params |= {name: drawn[name][:2].copy() for name in ("class.beta_a", "class.beta_v")}
     if biased:
         params["class.bias"] = np.full((2, smallnorb.POSE_SIDE**2), BIAS_INIT, config.dtype)
-    state = TrainState("signs", params)
+    state, update = TrainState("signs", params), adamw_of(config)
     for _ in range(300):
         pose, labels = pairs(16)
         scores, votes_cache, cache, mu = forward(params, pose)
@@ -218,7 +217,7 @@ def sign_accuracy(config: smallnorb.Config, rng: np.random.Generator, biased: bo
         dmu, da = smallnorb.class_scores_backward(dscores, mu, "cross-entropy")
         dvotes, _, dbeta_a, dbeta_v = smallnorb.em_routing_backward(dmu, da, cache, config.em_grad)
         grads = {"class.w": smallnorb.votes_backward(dvotes, votes_cache)[1], "class.bias": dvotes.sum(axis=(0, 1))}
-        adamw_step(state, [grads | {"class.beta_a": dbeta_a, "class.beta_v": dbeta_v}], config.lr)
+        update(state, [grads | {"class.beta_a": dbeta_a, "class.beta_v": dbeta_v}], config.lr)
     pose, labels = pairs(500)
     return float((forward(params, pose)[0].argmax(axis=1) == labels).mean()), count_params(params)
 

@@ -41,16 +41,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import multimnist_capsnet as multimnist
-import smallnorb_novel_viewpoint as smallnorb
 from data.files import expanded, with_progress
 from data.labelled_pictures import Labelled, PictureSets, is_picture, read_sets, visible_files
 from data.pictures import Levels, square_of_set
-from fast import optimizers
-from fast.workers import Workers, default_threads
 from more import conv_matrix_capsules as conv
 from more.conv_matrix_capsules import Examples
+from multimnist_capsnet import Workers, default_threads
 from smallnorb_novel_viewpoint import (
-    FOLDER, NO_OPTIONS, OUTPUT, Callback, Session, SettingError, Settings, Stream, TrainState, UserError, count_params,
+    FOLDER, NO_OPTIONS, OUTPUT, Callback, Session, SettingError, Settings, Stream, TrainState, UserError, adamw_of,
+    count_params,
     fraction_right, generator, int_in, list_of, model_metrics, one_line, one_of, parse, permutation,
     print_message, read_checkpoint, report, require_own_outputs, result_document, script, setting,
     write_file,
@@ -232,7 +231,7 @@ def train(
     per_epoch = steps_per_epoch(data)
     n_steps = per_epoch * config.n_epochs
     n_rising = n_steps if config.lr_schedule == "linear" else per_epoch * MARGIN_EPOCHS
-    update = smallnorb.adamw_step if config.plain else optimizers.adamw_step
+    update = adamw_of(config)
     while state.step < n_steps:
         started = time.perf_counter()
         batch = training_batch(data, config, state.step)
@@ -261,7 +260,7 @@ LONG = Cost(600, 2 << 30)  # what more than that takes is told before
 def cost(model: Network, config: Config, data: PictureSets, n_steps: int, threads: int) -> Cost:
     """What a training takes, about: from a step on one image and one on three, since both grow by the image."""
     state, taken = TrainState(model.name, model.init_params(np.random.default_rng(0))), list[Cost]()
-    update = multimnist.adamw_step if config.plain else optimizers.adamw_step
+    update = adamw_of(config)
     for n in (1, 1, 3):  # the first has to make what the others find
         part = Examples(in_floats(data.train.images[:n]), data.train.labels[:n])
         tracemalloc.start()

@@ -763,3 +763,22 @@ def test_a_base_script_runs_alone_in_an_empty_folder_with_numpy_alone(name: str,
     assert sorted(p.name for p in folder.iterdir() if p.name != "__pycache__") == ["a.json", "c.npz", f"{name}.py"]
     inside = finished(experiment, experiment.argv("--plain"), tmp_path / "inside")
     assert json.loads((folder / "a.json").read_text())["history"] == inside.result["history"]
+
+
+WITHOUT_FAST = "import runpy, sys; sys.modules['fast'] = None; runpy.run_module(sys.argv.pop(1), run_name='__main__')"
+
+
+@pytest.mark.parametrize("name", [*(name for name in EXPERIMENTS if name not in BASE), *OTHERS])
+def test_an_experiment_without_the_folder_fast_computes_in_plain_forms(name: str, tmp_path: Path) -> None:
+    """To the bit, in one thread."""
+    write_folder(own := tmp_path / "pictures", n=10)
+    flags = {"what_routing_does": "--study signs", "your_own_images": f"--data-dir {own} --n-epochs 1"}
+    argv = EXPERIMENTS[name].argv() if name in EXPERIMENTS else [*flags[name].split(), "--quiet"]
+    done = subprocess.run([sys.executable, "-c", WITHOUT_FAST, f"more.{name}", *argv, f"--out-json={tmp_path}/a.json"],
+                          cwd=ROOT, capture_output=True, text=True, check=False, env=script_environment())
+    assert (done.returncode, done.stderr) == (0, "")
+    without = json.loads((tmp_path / "a.json").read_text())
+    assert without["models"]
+    if name != "what_routing_does":  # this study has no --plain
+        inside = finished(Experiment(name, ""), [*argv, "--plain", "--threads=1"], tmp_path / "inside").result
+        assert without["history"] == inside["history"]

@@ -16,6 +16,7 @@ import pytest
 from PIL import Image
 
 import multimnist_capsnet as multimnist
+from fast import optimizers
 from fast.workers import SERIAL
 from figure_checks import draw_coarsely, drawn
 from helpers import (
@@ -78,7 +79,7 @@ def test_plain_forms_are_of_the_networks_and_of_their_steps(trained: Trained, mo
     config = dataclasses.replace(SMALL, plain=True, n_epochs=1)
     for settings in (multimnist.CapsNetConfig, m.conv.Config):
         assert [m.sized(settings, one).plain for one in (SMALL, config)] == [False, True]
-    monkeypatch.setattr(m.optimizers, "adamw_step", lambda *_: pytest.fail("a fast step"))
+    monkeypatch.setattr(optimizers, "adamw_step", lambda *_: pytest.fail("a fast step"))
     data = m.make_data(m.Config(data_dir=trained[0], image_size=20))
     state = init_state(model := m.make_models(config)["cnn"], config)
     m.train(model, config, data, state, SERIAL, lambda *_: None)
@@ -209,7 +210,7 @@ def test_time_and_memory_of_a_training_follow_from_a_step_on_one_image_and_on_th
         clock[0] += 7
 
     monkeypatch.setattr(m.time, "monotonic", lambda: clock[0])
-    monkeypatch.setattr(m.optimizers, "adamw_step", update)
+    monkeypatch.setattr(optimizers, "adamw_step", update)
     model = m.Network("cnn", lambda rng: {"w": np.ones(1000, np.float32)}, loss_and_grads, lambda p, x: x, part_size=8)
     data = m.make_data(m.Config(data_dir=trained[0], image_size=20))  # 48 and 12 images, two steps an epoch
     for threads, at_once in ((1, 1), (2, 2), (9, 4)):  # a batch of 32 is four parts
@@ -388,7 +389,7 @@ def test_the_margin_rises_over_ten_epochs_or_all_and_each_epoch_has_an_order(
         loss_and_grads=loss_and_grads, answers=lambda _, images: np.zeros((len(images), 3)), part_size=16
     )
     monkeypatch.setattr(m, "BATCH_SIZE", 16)
-    monkeypatch.setattr(m.optimizers, "adamw_step", step := Mock(wraps=m.optimizers.adamw_step))
+    monkeypatch.setattr(optimizers, "adamw_step", step := Mock(wraps=optimizers.adamw_step))
     config = m.Config(n_epochs=12, lr_schedule=schedule)  # of three steps
     m.train(model, config, data, TrainState("cnn", {"w": np.ones(1, np.float32)}), SERIAL, lambda *_: None)
     np.testing.assert_allclose([progress for progress, _ in seen], np.minimum(1, np.arange(36) / (n_rising - 1)))
