@@ -52,6 +52,8 @@ fast/spectral_conv.py test_gradients
      conv2d_backward: t.w_columns.T -> -t.w_columns.T
 fast/dynamic_routing.py test_gradients
   test_autograd | route: 1 -> 2 | route_backward: c[t - 1] -> c[t]
+fast/dynamic_routing.py test_networks
+  test_a_cache_of_dynamic_routing_serves_two_backward_passes | routing_backward: kept.pop() -> kept[0]
 more/what_routing_does.py test_gradients
   test_random_couplings | random_couplings: 1 -> 0
   test_autograd | shared.backward: _a.sum -> _a.mean |
