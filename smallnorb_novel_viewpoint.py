@@ -16,11 +16,12 @@ The CNNs keep conv1 and put a dense ReLU layer where the capsules are: one with 
 the capsule network's parameter count. All three go through the same loop, data and optimiser.
 
 Deviations from the paper: the write-up's objects, five block shapes of an earlier write-up in numpy, stand in for the
-smallNORB images by default (``--dataset voxels``; ``shapes`` has other objects for every seed, ``smallnorb`` reads the
-real files, ``toys`` a drawn set of the same structure); the primary capsules come from one dense layer, so there is no
-grid of capsules and no coordinate addition; a floor under the variances of EM routing, two iterations, and weight
-decay; the inverse temperature lambda is 1 in all iterations, where the paper's rises; beta_a and beta_v are one number
-for each class.
+smallNORB images by default (``--dataset voxels``), and are not standardised. (``shapes`` has other objects for every
+seed, ``smallnorb`` reads the real files, ``toys`` a drawn set of the same structure.) The primary capsules come from
+one dense layer: there is one routing layer, not three, no grid of capsules and no coordinate addition. conv1 has 16
+channels, not 32, and the CNNs are not the paper's. EM routing has two iterations and a floor under the variances, and
+there is weight decay. The inverse temperature lambda is 1 in all iterations, where the paper's rises. beta_a and
+beta_v are one number for each class.
 
 This file runs alone, on numpy. Run it (80 epochs, seed 0, three models):
 
