@@ -416,10 +416,10 @@ def art_classifier(it: Trained, loss: attacks.Loss, as_logits: Callable[[Array],
             return loss(it.network.scores(x.astype(np.float32)), y.argmax(axis=1))[0]
 
         def fit(self, x: Array, y: Array, batch_size: int = 1, nb_epochs: int = 1, **_: Any) -> None:
-            raise NotImplementedError
+            pytest.fail("an attack trains the network")
 
         def get_activations(self, *_: Any, **__: Any) -> Array:
-            raise NotImplementedError
+            pytest.fail("an attack asks for what lies inside the network")
 
     wrapped = Wrapped(model=None, clip_values=m.PIXELS, channels_first=False)
     wrapped.nb_classes = 5
