@@ -12,7 +12,7 @@ is compared with each other model, paired by seed. A script of your own may lie 
 this project's modules; inside of this folder it has ``Config`` and ``Options``, or ``make_parser()``.
 
 The file of a run is kept in .cache/compare_seeds, under a name that stands for flags, seed, code and numpy's version;
-``--resume`` runs what has no file there. ``report.py`` turns results into the tables of the pages.
+``--resume`` runs what has no file there. ``python -m evidence.report`` turns results into the tables of the pages.
 """
 
 from __future__ import annotations
@@ -338,8 +338,9 @@ def describe(document: Json) -> str:
 def seed_list(text: str) -> list[int]:
     """0:3 (as in Python, without the end), 0,1,2, or both."""
     found = [re.fullmatch(r"(\d{1,10})(?::(\d{1,10}))?", part) for part in text.split(",")]
-    seeds = [n for part in found if part for n in range(int(part[1]), int(part[2] or int(part[1]) + 1))]
-    if not all(found) or not seeds:
+    parts = [range(int(part[1]), int(part[2] or int(part[1]) + 1)) for part in found if part]
+    seeds = [n for part in parts for n in part]
+    if not all(found) or not all(parts):
         raise argparse.ArgumentTypeError(f"{text!r} is neither START:STOP nor a list of seeds such as 0,1,2")
     if len(set(seeds)) < len(seeds):
         raise argparse.ArgumentTypeError(f"{text!r} has a seed twice")
@@ -378,7 +379,8 @@ def make_parser() -> argparse.ArgumentParser:
         description="Run an experiment with many seeds and settings and compare its models.",
         epilog=EXAMPLES,
     )
-    count, axes = int_in(1, 1024).convert, {"type": axis, "nargs": "+", "metavar": "FLAG=A,B", "default": []}
+    count = int_in(1, 1024).convert
+    axes = {"type": axis, "action": "extend", "nargs": "+", "metavar": "FLAG=A,B", "default": []}
     add: Callable[..., Any] = parser.add_argument_group("what runs").add_argument
     add("experiment", metavar="EXPERIMENT",
         help="Name of the experiment, such as smallnorb_novel_viewpoint, or a script's path.")

@@ -20,8 +20,9 @@ take long have a fast twin in ``fast/``, which is used where that folder lies be
 Deviations from the paper: conv1 has 32 channels, there are 8 types of primary capsules, and the decoder has 256 and 512
 units, not 256, 32, and 512 and 1024 (``--preset paper`` has them). The paper's digits share 80 % of their boxes on
 average. Of boxes of 28x28 pixels that is an intersection over union of 0.68; here it is at least 0.8 in every image.
-(``--overlay sum --min-iou 0`` draws as the published code does.) The CNN with pooling has as many channels in its
-second convolution as in its first, not half. There are 748 steps, and the reconstruction weighs ten times as much.
+(``--overlay sum --min-iou 0`` adds and clips digits of any overlap, as the published code does; that one shifts by up
+to 6 pixels, not 4.) The CNN with pooling has as many channels in its second convolution as in its first, not half.
+There are 748 steps, at ten times the rate and with weight decay, and the reconstruction weighs ten times as much.
 
 This file runs alone, on numpy. Run it (four epochs of 12,000 fresh composites, seed 0, three models):
 
@@ -283,7 +284,7 @@ def routing_backward(dv: Array, cache: RoutingCache, routing_grad: str) -> tuple
     return np.einsum("bijd,ipjd->bip", du_hat, w), np.einsum("bijd,bip->ipjd", du_hat, u)
 
 
-# --- Losses: (loss, gradient with respect to the input); a part's terms of the mean over a batch of ``n`` examples ----
+# --- Losses: (loss, gradient of the input). Of a part of a batch: its share of the mean over all ``n`` examples -------
 
 PRESENT, ABSENT, ABSENT_WEIGHT = 0.9, 0.1, 0.5  # m+, m- and lambda [Sabour 2017, sec. 3]
 
@@ -454,8 +455,8 @@ def capsnet_loss_and_grads(
     params: Params, batch: Batch, n: int, config: CapsNetConfig, parts: Parts | None = None
 ) -> tuple[dict[str, float], Params]:
     """Loss of the lengths of all digit capsules, plus the squared error of each digit's reconstruction from its own
-    capsule: ``recon_weight`` weighs it, and with 0 the decoder does not learn. A part's terms of the mean over ``n``
-    examples."""
+    capsule: ``recon_weight`` weighs it, and with 0 the decoder does not learn. Of a part of a batch: its share of the
+    mean over ``n`` examples."""
     parts = parts or parts_of(config)
     lengths, cache = capsnet_forward(params, batch.images, config, parts)
     loss, dlengths = parts.loss(lengths, indicator(batch.labels, lengths.shape[1], lengths.dtype), n)
@@ -598,8 +599,8 @@ def cnn_model(name: str, config: CapsNetConfig, net: CNN) -> Network:
     return Network(name, init, functools.partial(cnn_loss_and_grads, net=net), functools.partial(cnn_assess, net=net))
 
 
-# Of the CNNs' convolutions at first. Digits lie on a blank ground. There a second convolution without a bias gives 0,
-# but for the rounding of its form, and the ReLU's gradient would depend on that.
+# Initial bias of the CNNs' convolutions. Without one, a second convolution gives 0 on the blank ground of a digit, or
+# a rounding error of either sign. The plain and the fast form round differently, and so the ReLU's gradients differ.
 BIAS = 0.01
 
 
@@ -890,7 +891,7 @@ class Setting(NamedTuple):
     """Which values a field has, and what it says of its flag."""
 
     convert: Callable[[Any], Any]  # of a flag's text, or of a value: the value. Raises UsageError
-    metavar: str  # in the help; none of a flag that stands alone
+    metavar: str  # what the help shows for its value; empty for a flag without a value
     written: bool = False  # whether it is a file that is written
     help: str = ""
     shown: str = ""  # what the help says of the default, if it is not the field's
@@ -1026,11 +1027,11 @@ def parse(
     for field in (field for declared in both for field in dataclasses.fields(declared) if "it" in field.metadata):
         it = field.metadata["it"]
         group = parser.add_argument_group(it.group) if it.group else group
-        default = it.shown or (text_of(field.default) if it.metavar else "none")
-        told = {"Default": default, "The paper": it.paper or "none"}
-        help = " ".join([it.help, *(f"{what}: {value}." for what, value in told.items() if value != "none")])
+        default = it.shown or (text_of(field.default) if it.metavar and field.default not in (None, ()) else "")
+        told = {"Default": default, "The paper": it.paper}
+        help = " ".join([it.help, *(f"{what}: {value}." for what, value in told.items() if value)])
         help = help.replace("%", "%%") if it.usual or "--help-all" in argv else argparse.SUPPRESS
-        takes: Any = {"metavar": it.metavar, "nargs": "+" if it.metavar == "FILES" else None}
+        takes: Any = {"metavar": it.metavar} | ({"nargs": "+", "action": "extend"} if it.metavar == "FILES" else {})
         group.add_argument(flag_of(field.name), help=help, **takes if it.metavar else {"action": "store_true"})
     given = vars(parser.parse_args(argv))
     if "help" in given or "help_all" in given:
@@ -1159,9 +1160,9 @@ def from_json(config: type[C], content: Mapping[str, Any]) -> C:
 def require_same(
     path: Path, saved: Any, asked: Any, names: Collection[str], may_be_longer: bool = False, whole: bool = False
 ) -> None:
-    """Raises UserError where a file's configuration and another differ in a field of ``names`` that is not ``free``,
-    where they are compared ``whole`` in any but the folder. More epochs than the file has are no difference where the
-    other ``may_be_longer``."""
+    """Raises UserError where two configurations, a file's and the one asked for, differ in a field of ``names``. Fields
+    that are ``free`` may differ; where they are compared ``whole``, of these the folder alone. More epochs than the
+    file has are no difference where the other ``may_be_longer``."""
     for field in dataclasses.fields(saved):
         old, new, it = getattr(saved, field.name), getattr(asked, field.name), field.metadata.get("it")
         is_free = it and it.free and (not whole or field.name == "data_dir")

@@ -813,7 +813,7 @@ class Setting(NamedTuple):
     """Which values a field has, and what it says of its flag."""
 
     convert: Callable[[Any], Any]  # of a flag's text, or of a value: the value. Raises UsageError
-    metavar: str  # in the help; none of a flag that stands alone
+    metavar: str  # what the help shows for its value; empty for a flag without a value
     written: bool = False  # whether it is a file that is written
     help: str = ""
     shown: str = ""  # what the help says of the default, if it is not the field's
@@ -949,11 +949,11 @@ def parse(
     for field in (field for declared in both for field in dataclasses.fields(declared) if "it" in field.metadata):
         it = field.metadata["it"]
         group = parser.add_argument_group(it.group) if it.group else group
-        default = it.shown or (text_of(field.default) if it.metavar else "none")
-        told = {"Default": default, "The paper": it.paper or "none"}
-        help = " ".join([it.help, *(f"{what}: {value}." for what, value in told.items() if value != "none")])
+        default = it.shown or (text_of(field.default) if it.metavar and field.default not in (None, ()) else "")
+        told = {"Default": default, "The paper": it.paper}
+        help = " ".join([it.help, *(f"{what}: {value}." for what, value in told.items() if value)])
         help = help.replace("%", "%%") if it.usual or "--help-all" in argv else argparse.SUPPRESS
-        takes: Any = {"metavar": it.metavar, "nargs": "+" if it.metavar == "FILES" else None}
+        takes: Any = {"metavar": it.metavar} | ({"nargs": "+", "action": "extend"} if it.metavar == "FILES" else {})
         group.add_argument(flag_of(field.name), help=help, **takes if it.metavar else {"action": "store_true"})
     given = vars(parser.parse_args(argv))
     if "help" in given or "help_all" in given:
@@ -1082,9 +1082,9 @@ def from_json(config: type[C], content: Mapping[str, Any]) -> C:
 def require_same(
     path: Path, saved: Any, asked: Any, names: Collection[str], may_be_longer: bool = False, whole: bool = False
 ) -> None:
-    """Raises UserError where a file's configuration and another differ in a field of ``names`` that is not ``free``,
-    where they are compared ``whole`` in any but the folder. More epochs than the file has are no difference where the
-    other ``may_be_longer``."""
+    """Raises UserError where two configurations, a file's and the one asked for, differ in a field of ``names``. Fields
+    that are ``free`` may differ; where they are compared ``whole``, of these the folder alone. More epochs than the
+    file has are no difference where the other ``may_be_longer``."""
     for field in dataclasses.fields(saved):
         old, new, it = getattr(saved, field.name), getattr(asked, field.name), field.metadata.get("it")
         is_free = it and it.free and (not whole or field.name == "data_dir")
@@ -1423,7 +1423,7 @@ class Viewpoints(Settings):
     data_dir: Path | None = setting(None, FOLDER, "Folder of the six official smallNORB files, gzipped or not.",
         usual=True)
     seed: int = setting(0, int_in(0, 2**32 - 1),
-        "Seed of the data's noise, the initial weights and the order of the images.", usual=True)
+        "Seed of the data, the initial weights and the order of the images.", usual=True)
     shapes_seed: int | None = setting(None, int_in(0, 2**32 - 1), "Draw the objects of --dataset shapes, and the"
         " azimuth at which the ranges begin, with this seed.", "as --seed")
     train_azimuths: Range = setting(None, ANGLES, "Azimuths of the training views, in degrees.",
@@ -1433,9 +1433,10 @@ class Viewpoints(Settings):
     train_elevations: Range = setting(None, TILTS, "Elevations of the training views. With other"
         " --test-elevations, hold elevations out instead of azimuths.", "10:50, smallnorb and toys 30:70")
     test_elevations: Range = setting(None, TILTS, "Elevations that are held out; needs --train-elevations.",
-        "as --train-elevations")
+        "10:50, smallnorb and toys 30:70")
     n_train_views: int = setting(6, int_in(1, 1000), "Train on N azimuths.")
-    n_test_views: int = setting(6, int_in(1, 1000), "Hold out N azimuths (elevations: of all training azimuths).")
+    n_test_views: int = setting(6, int_in(1, 1000), "Hold out N azimuths. Where elevations are held out, N is not used:"
+        " every set has --n-train-views azimuths.")
     n_elev: int = setting(3, int_in(1, 1000), "Use N elevations in every set.")
     n_per_combo: int = setting(5, int_in(1, 1000), "Draw N images of each training view.")
     standardize: str = setting(None, ("none", "image"), "With image, bring each image (channel of a stereo pair) to"
@@ -1706,7 +1707,8 @@ def main(argv: Sequence[str]) -> None:
     )
     require_own_outputs(EXPERIMENT, config, options)
     result, states = run(config, options, names=options.models)
-    heading = f"{describe(config)}; seed {config.seed}, {config.n_epochs} epochs"
+    of_cnns = f" (the CNNs {config.cnn_epochs})" if config.cnn_epochs != config.n_epochs else ""
+    heading = f"{describe(config)}; seed {config.seed}, {config.n_epochs} epochs{of_cnns}"
     report(result, f"{heading}\n{format_table(result)}", options, states)
 
 

@@ -17,7 +17,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -25,14 +25,6 @@ Array = np.ndarray
 LEAST_PART = 8  # examples; a thread for fewer would cost more than it saves
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-
-
-class Batch(Protocol):
-    """A batch that can be divided."""
-
-    @property
-    def labels(self) -> Array: ...  # (B, ...)
-    def part(self, start: int, stop: int) -> Any: ...
 
 
 class Workers:
@@ -73,7 +65,7 @@ class Workers:
         self,
         loss_and_grads: Callable[[dict[str, Array], Any, int], tuple[dict[str, float], dict[str, Array]]],
         params: dict[str, Array],
-        batch: Batch,
+        batch: Any,  # with ``labels`` (B, ...) and ``part(start, stop)``
         part_size: int | None = None,
     ) -> tuple[dict[str, float], list[dict[str, Array]]]:
         """Mean losses of a batch, and a list of gradients, one for each part of the batch, whose sum is the gradient.

@@ -1,7 +1,7 @@
 """Attacks on any network that gives scores and gradients: in one step, in many, and without a gradient, in numpy.
 
-What an attack finds is a bound: another attacker may do better. So several are run, with more and more steps until
-twice as many change nothing, and an image counts as misled if one of them misleads the network.
+What an attack finds is a bound: another attacker may do better. So several are run, with 20 to 160 steps, until twice
+as many mislead hardly an image more, and an image counts as misled if one of them misleads the network.
 
     fgsm        one step of epsilon along the sign of the gradient, the fast gradient sign method
                 (I. Goodfellow, J. Shlens, C. Szegedy, ICLR 2015, section 4)
@@ -240,8 +240,8 @@ def attack(
     network: Attacked, others: Mapping[str, Attacked], images: Array, labels: Array, epsilons: Sequence[float],
     bounds: Bounds, rng: np.random.Generator, effort: Effort = DEFAULT,
 ) -> Found:
-    """All attacks with rising ``epsilons``. What has misled the network with a smaller one does not attack the image
-    again; but FGSM, which may pass over what a shorter step reaches, makes each of its steps by itself.
+    """All attacks with rising ``epsilons``. An attack that misled the network with a smaller one is not repeated on
+    that image; FGSM is, as its one longer step may pass over what a shorter one reaches.
 
     First each attack alone, the iterated ones from the image, along every loss, towards each class ("targeted") and
     along the ``others``. Then all losses and the VOTE, from random starts, on the images that no attack has misled, in

@@ -5,14 +5,15 @@ and figure 3. After one step along the sign of the loss's gradient, which moves 
 keep more of their accuracy than a convolutional network does. What an attacker with more patience finds:
 
     fgsm              one step along the gradient of the training's loss: the paper's attack
-    iterated          many steps, as many as still help; see attacks.py
+    iterated          20 steps with momentum; see attacks.py
     ..._margin        both along the best wrong score minus the right one, where scores between 0 and 1 are log-odds
     ..._cross_entropy the same along the cross-entropy of log-odds
     targeted          the same steps along the margin to each class by itself
     vote              along the gradient of the capsules whose votes for the classes are averaged without routing
     from_cnn, from_capsules, from_other_seed    along the gradient of the other network, or of one that learned the same
                       images from other initial weights
-    gradients         an image is right if none of all these misleads the network with that epsilon or a smaller one
+    gradients         an image is right if none of these misleads the network with that epsilon or a smaller one, nor
+                      twice to eight times the steps from random starts, as long as more steps help
     worst_case        nor does a search without gradients
 
 The networks are those of conv_matrix_capsules.py, matrix capsules and a CNN of as many parameters. They learn drawn
@@ -65,6 +66,7 @@ MODEL_NAMES = ("capsules", "cnn")
 STEREO_SETS, DIGIT_SETS, RENDERED = ("smallnorb", "toys"), ("mnist", "strokes"), ("voxels", "shapes")
 OF_VIEWS = ("batch_size", "lr", "cnn_lr", "weight_decay", "cnn_weight_decay", "variance_floor", "loss", "standardize")
 OF_MATRIX = ("sizes", "cnn")
+OF_CAPSNET = ("batch_size", "lr", "cnn_lr", "weight_decay")  # fixed, those of mnist_affine_capsnet.py
 PIXELS = (0.0, 1.0)  # their range
 
 
@@ -80,7 +82,10 @@ def defaults_of(network: str, **given: Any) -> dict[str, Any]:
         own = {name: value for name, value in DENSE.items() if not {name, FOLLOWED.get(name)} & given.keys()}
         return vars(smallnorb.Config(dataset="shapes", **given, **own))
     n_epochs = given.get("n_epochs", 20)
-    return vars(conv.Config(**given)) | {"n_epochs": n_epochs, "cnn_epochs": n_epochs, "standardize": "none"}
+    common = {"n_epochs": n_epochs, "cnn_epochs": n_epochs, "standardize": "none"}
+    if network == "capsnet":
+        return {name: getattr(affine.Config, name) for name in OF_CAPSNET} | common
+    return vars(conv.Config(**given)) | common
 
 
 # --- Configuration: user inputs only ----------------------------------------------------------------------------------
@@ -106,9 +111,9 @@ class Config(Settings):
     n_epochs: int = redeclared(conv.Config, "n_epochs", shown="20, dense 80")
     cnn_epochs: int = setting(None, int_in(1, 100_000), "The same for the CNN.",
         "20, dense 320, but as a given --n-epochs")
-    batch_size: int = redeclared(conv.Config, "batch_size")
+    batch_size: int = redeclared(conv.Config, "batch_size", None, shown="32")
     lr: float = redeclared(conv.Config, "lr", help="Learning rate of the capsules.", shown="0.015, dense 0.001")
-    cnn_lr: float = redeclared(conv.Config, "cnn_lr", None, shown="0.001, dense 0.000125, or as a given --lr")
+    cnn_lr: float = redeclared(conv.Config, "cnn_lr", None, shown="0.001, dense 0.000125 or a given --lr")
     weight_decay: float = redeclared(conv.Config, "weight_decay", None, shown="0, dense 3")
     cnn_weight_decay: float = redeclared(conv.Config, "cnn_weight_decay")
     sizes: tuple[int, int, int, int] = redeclared(conv.Config, "sizes", shown="32,4,4,8")
@@ -144,9 +149,9 @@ class Config(Settings):
                 raise SettingError("network", f"{network} needs --dataset {' or '.join(sets)}")
         if self.standardize == "image" and self.dataset not in RENDERED:
             raise SettingError("standardize", "image needs --dataset voxels or shapes")
-        unused = {"capsnet": (*OF_VIEWS, *OF_MATRIX), "dense": (*OF_MATRIX, "n_train"), "matrix": ()}[self.network]
-        defaults = defaults_of(self.network)
-        for name in unused:
+        unused = {"capsnet": ("cnn_epochs", *OF_VIEWS, *OF_MATRIX), "dense": (*OF_MATRIX, "n_train"), "matrix": ()}
+        defaults = defaults_of(self.network, n_epochs=self.n_epochs)
+        for name in unused[self.network]:
             if getattr(self, name) != defaults.get(name, getattr(Config, name)):
                 raise SettingError(name, f"not together with --network {self.network}")
 
@@ -179,10 +184,8 @@ def dense_config(config: Config) -> smallnorb.Config:
 
 
 def capsnet_config(config: Config, data: affine.Data | None = None) -> affine.Config:
-    """That of mnist_affine_capsnet.py; with the data, it has their number in place of 0."""
-    own: dict[str, Any] = {"n_test": None} | {
-        name: getattr(affine.Config, name) for name in ("lr", "cnn_lr", "weight_decay", "batch_size")}
-    made = affine.Config(**fields_of(config, affine.Config) | own | {"n_train": config.n_train})
+    """That of mnist_affine_capsnet.py; with the data, it has their number in place of None."""
+    made = affine.Config(**fields_of(config, affine.Config) | {"n_test": None})
     return affine.resolve_defaults(made, data) if data else made
 
 

@@ -49,14 +49,13 @@ import numpy as np
 import multimnist_capsnet as multimnist
 import smallnorb_novel_viewpoint as smallnorb
 from data.norb_files import NORB_SETS
-from data.pictures import read_strokes
 from multimnist_capsnet import CNN, HAS_FAST, ConvLayer, Workers, default_threads
 from smallnorb_novel_viewpoint import (
     FOLDER, NO_OPTIONS, POSE_SIDE, Array, Callback, ConvCache, EMCache, Network, Params, Session, SettingError, Stream,
     TrainState, UserError, Viewpoints, VotesCache, adamw_of, capsules_loss, class_scores_backward, class_scores_forward,
     conv2d_backward, conv2d_forward, count_params, em_routing_backward, em_routing_forward, float_in, fraction_right,
-    from_json, gaussian, generator, int_in, list_of, model_metrics, of_model, one_of, parse, permutation, print_message,
-    read_checkpoint, relu_backward, relu_forward, report, require_own_outputs, result_document, script,
+    from_data, from_json, gaussian, generator, int_in, list_of, model_metrics, of_model, one_of, parse, permutation,
+    print_message, read_checkpoint, relu_backward, relu_forward, report, require_own_outputs, result_document, script,
     setting, sigmoid_backward, sigmoid_forward, steps_per_epoch, text_of, votes_backward, votes_forward,
 )
 from support.experiment import PredictOptions, redeclared, require_alone, unfinished
@@ -82,7 +81,7 @@ CAPS_STRIDES = {"convcaps1": 2, "convcaps2": 1}
 DIGIT_SETS = ("auto", "mnist", "strokes")
 VIEW_SETS = ("voxels", "shapes", "smallnorb", "toys")
 OBJECT_SETS = ("smallnorb", "toys")  # in the files of smallNORB
-PRESETS: dict[str, dict[str, Any]] = {  # [Hinton 2018, sec. 4] has the second one's sizes and iterations
+PRESETS: dict[str, dict[str, Any]] = {  # the second one's sizes: [Hinton 2018, sec. 5]; iterations: table 1
     "small": {"sizes": (32, 4, 4, 8), "em_iters": 2, "variance_floor": 1.0, "lr": 0.015},
     "paper": {"sizes": (64, 8, 16, 16), "em_iters": 3, "variance_floor": 8.0, "lr": 0.0025},
 }
@@ -121,7 +120,7 @@ class Config(Viewpoints):
         " 68,754 parameters on stereo images, three iterations, with a floor and a rate of ours.", group="networks")
     sizes: tuple[int, int, int, int] = setting(None, list_of(int_in(1, 1024)), "Channels of conv1, and"
         " types of the primary capsules and of those of the two layers above.", "32,4,4,8, or the preset's",
-        paper="32,32,32,32, or 64,8,16,16 (section 4)")
+        paper="32,32,32,32 (section 4), or 64,8,16,16 (section 5)")
     em_iters: int = setting(None, int_in(1, 20), "Route in N iterations. For 3, also give --variance-floor 8"
         " --lr 0.005: a lower floor lets each iteration sharpen the assignments until learning is slow.",
         "2, or the preset's",
@@ -152,8 +151,6 @@ class Config(Viewpoints):
             return super().dependent() | own
         unused = f"needs --dataset {', '.join(VIEW_SETS[:-1])} or {VIEW_SETS[-1]}"
         if self.held_out == "nothing":
-            if not self.has_views:
-                raise SettingError("held_out", unused)
             unused = "not together with --held-out nothing"
             own["standardize"] = "image"
         for name in sorted(VIEW_FIELDS - ({"standardize"} if self.has_views else set())):
@@ -198,7 +195,7 @@ class Config(Viewpoints):
 class Options(PredictOptions):
     models: tuple[str, ...] = setting(MODEL_NAMES, list_of(one_of(MODEL_NAMES)), "Train only these.", usual=True)
     threads: int = setting(default_threads(), int_in(1, 256), "Use N threads. No number depends on it.",
-        shown="one for each processor, at most 4")
+        shown="one for each processor, at most 4; 1 without fast/")
 
 
 # --- Data -------------------------------------------------------------------------------------------------------------
@@ -772,6 +769,7 @@ def predict(checkpoint: Path, pictures: Sequence[Path]) -> str:
     """A table: for each image the class that each model names, and the class capsules' activations. Raises UserError
     where a file cannot be read."""
     config, states = read_checkpoint(checkpoint, EXPERIMENT, Config, make_models)
+    read_strokes = from_data("pictures").read_strokes  # it needs Pillow
     if left := unfinished(EXPERIMENT, checkpoint, config, states):
         print_message(f"warning: {left}")
     if config.has_views or "capsules" not in states:
@@ -799,7 +797,7 @@ def main(argv: Sequence[str]) -> None:
         ("--checkpoint run.npz --predict digit.png", "The digit in an image: about 1 second."),
     )
     if options.predict:
-        require_alone(given, "predict", "checkpoint", "threads", "quiet")
+        require_alone(given, "predict", "checkpoint")
         assert options.checkpoint
         print(predict(options.checkpoint, options.predict))
         return

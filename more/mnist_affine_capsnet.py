@@ -196,7 +196,7 @@ AFFNIST_ROTATION, AFFNIST_SHEAR, AFFNIST_SCALE = 20.0, 0.2, (0.8, 1.2)
 
 def draw_distortions(rng: np.random.Generator, digits: Array) -> Distortion:
     """One for each of the digits (N, 28, 28), uniformly from affNIST's ranges; the middle uniformly from the positions
-    at which all strokes are on the canvas of 40x40 pixels (the canvas's middle if there is none)."""
+    at which all strokes are on the canvas of 40x40 pixels (if there is none, their box lies in the canvas's middle)."""
     n = len(digits)
     rotation = rng.uniform(-AFFNIST_ROTATION, AFFNIST_ROTATION, n)
     shear = rng.uniform(-AFFNIST_SHEAR, AFFNIST_SHEAR, n)
@@ -277,7 +277,7 @@ def make_data(config: Config) -> Data:
 
 
 def resolve_defaults(config: Config, data: Data) -> Config:
-    """``config`` with the data set in place of "auto", and the numbers of digits in place of 0."""
+    """``config`` with the data set in place of "auto", and the numbers of digits in place of None."""
     config = multimnist.resolve_auto(config, data)
     return dataclasses.replace(config, n_train=len(data.labels), n_test=len(data.test_labels))
 
@@ -342,11 +342,6 @@ def accuracy_and_error(model: Network, params: Params, digits: Batch, workers: W
     return fraction_right(scores, digits.labels[:, 0]), error / digits.sources.size
 
 
-def validate(model: Network, params: Params, data: Data, workers: Workers) -> dict[str, float]:
-    accuracy, error = accuracy_and_error(model, params, data.val, workers)
-    return {"val_accuracy": accuracy} | ({} if math.isnan(error) else {"val_recon_mse": error})
-
-
 def reached(state: TrainState, config: Config) -> bool:
     """Whether the last check found ``match_accuracy``."""
     found = state.history.get("check_accuracy", [0.0])[-1]
@@ -368,7 +363,8 @@ def train(model: Network, config: Config, data: Data, state: TrainState, workers
         epoch_ended = state.step % config.steps_per_epoch == 0
         check = config.match_accuracy is not None and (epoch_ended or state.step % config.check_every == 0)
         if epoch_ended or check:
-            metrics = validate(model, state.params, data, workers)
+            accuracy, error = accuracy_and_error(model, state.params, data.val, workers)
+            metrics = {"val_accuracy": accuracy} | ({} if math.isnan(error) else {"val_recon_mse": error})
             if epoch_ended:
                 state.end_epoch(metrics)
             if check:

@@ -91,7 +91,7 @@ class Config(Settings):
     data_dir: Path | None = setting(None, FOLDER, "Folder of the four MNIST files.")
     n_val: int | None = setting(None, int_in(1, 10**6), "Hold N training digits out, and test on composites of them.")
     seed: int = redeclared(CapsNetConfig, "seed", group="")
-    n_epochs: int = setting(None, int_in(1, 100_000), "Train for N passes over the training set.",
+    n_epochs: int = setting(None, int_in(1, 100_000), "Train for N epochs.",
         f"{conv.Config().n_epochs}, with digits {multimnist.Config.n_epochs}", usual=True, group="training")
     assignments: str = setting("routed", ("routed", "even", "random"), "Assign children to parents by routing; evenly;"
         " or, in a CapsNet, at random, drawn once for each pair of capsules.", usual=True, group="parts")
@@ -189,8 +189,8 @@ def sign_accuracy(config: smallnorb.Config, rng: np.random.Generator, biased: bo
     """Whether class capsules tell poses from their negatives: accuracy, 0.5 by guessing, and number of parameters.
 
     Class 0 has children whose pose entries lie between 0 and 1, class 1 has the negatives of the same poses. All
-    children are active. The layer has the parameters, routing, optimiser and rate of the dense capsules of
-    smallnorb_novel_viewpoint.py, and cross-entropy; it takes 300 steps on 16 new pairs each, and is tested on 500.
+    children are active. The layer has the parameters, routing and optimiser of the dense capsules of
+    smallnorb_novel_viewpoint.py, cross-entropy and a rate of 0.002; 300 steps see 16 new pairs each, the test 500.
     """
 
     def pairs(n: int) -> tuple[Array, Array]:

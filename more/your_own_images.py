@@ -65,7 +65,7 @@ Params = dict[str, Array]
 
 EXPERIMENT = "your_own_images"
 MODEL_NAMES = ("capsules", "cnn", "capsnet")
-SIDES = (20, 32)  # by default, in pixels; the nearest to the images' own size is taken
+SIDES = (20, 32)  # least and greatest by default, in pixels; between them, the images' own size is kept
 MOST_SHOWN = 60_000  # images that a network sees by default: 30 epochs of 2,000, one epoch of 60,000
 BATCH_SIZE = 32
 LEARNING_RATES = {"capsules": 0.015, "cnn": 3e-3, "capsnet": 2e-3}
@@ -114,7 +114,7 @@ class Options(PredictOptions):
     out: Path | None = setting(None, OUTPUT, "Write the answers of --predict to this file, as JSON if it ends"
         " in .json, else as CSV.", usual=True)
     threads: int = setting(default_threads(), int_in(1, 256), "Use N threads. No number depends on it.",
-        shown="one for each processor, at most 4")
+        shown="one for each processor, at most 4; 1 without fast/")
 
 
 # --- Data -------------------------------------------------------------------------------------------------------------

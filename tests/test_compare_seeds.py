@@ -275,6 +275,8 @@ def test_a_run_is_told_from_its_words_and_has_its_variables(monkeypatch: Patch) 
 
 def test_what_a_run_is_started_with(monkeypatch: Patch) -> None:
     """The same flags here and on a cluster, where a script of the project is a module of the archive."""
+    _, settings = parse_command("--grid kind=a,b --grid shift=0.1,0.2")
+    assert [setting.name for setting in settings][2:] == ["kind=b shift=0.1", "kind=b shift=0.2"]
     args, settings = parse_command("--seeds 7,9 --threads=3 --grid kind=a,b")
     jobs = compare_seeds.make_jobs(args, settings, b"")
     assert [(job.seed, job.setting.name[-1]) for job in jobs] == [(7, "a"), (7, "b"), (9, "a"), (9, "b")]
@@ -363,7 +365,8 @@ def test_killed_its_runs_end_by_themselves_and_count() -> None:
 
 @pytest.mark.parametrize(("words", "says"), [
     ("", ""), ("no_such_experiment", "argument EXPERIMENT: there is no script no_such_experiment"),
-    ("FAKE --seeds 3:1", "'3:1'"), ("FAKE --seeds -1", "seeds"), ("FAKE --seeds 1,1", "'1,1' has a seed twice"),
+    ("FAKE --seeds 3:1", "'3:1'"), ("FAKE --seeds 0:3,9:5", "'0:3,9:5'"), ("FAKE --seeds -1", "seeds"),
+    ("FAKE --seeds 1,1", "'1,1' has a seed twice"),
     ("FAKE --grid kind=", "'kind='"), ("FAKE --grid kind=a,a", "a setting occurs twice"),
     *((f"FAKE --grid kind=a{more}", "--kind is named twice") for more in (" kind=b", " -- --kind c")),
     ("FAKE --grid seed=1,2", "--seed is not"), ("FAKE --zip kind=a,b gap=1", "argument --zip: "),

@@ -185,7 +185,8 @@ def test_help(name: str, capsys: Capture, monkeypatch: Patch) -> None:
         default = it.shown or text_of(defaults[field])
         if it.shown[:1].isdigit() and values[field] is not None:
             assert f"{it.shown}, ".startswith(f"{text_of(values[field])}, "), field
-        assert default in ("none", "False") or f"Default: {default}." in flags["--help-all"][flag_of(field)]
+        has_none = not it.shown and defaults[field] in (None, False, ())
+        assert has_none or f"Default: {default}." in flags["--help-all"][flag_of(field)]
     examples = re.findall(rf"^  python {name}\.py ?(.*)$", shown, re.MULTILINE)
     assert examples
     for words in examples:
