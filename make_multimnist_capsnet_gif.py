@@ -11,8 +11,8 @@ whose capsule network has the median accuracy.
 from __future__ import annotations
 
 from support.figures import (
-    CAPSNET, AnimationOptions, Run, accuracy_axis, darkened, make_figure, marked_answer, model_line, show_pictures,
-    step_axis, tested, with_reported_seed, write_animation,
+    CAPSNET, MAX_FRAMES, AnimationOptions, Run, accuracy_axis, darkened, make_figure, marked_answer, model_line,
+    show_pictures, step_axis, tested, with_reported_seed, write_animation,
 )
 
 import dataclasses
@@ -27,7 +27,7 @@ from matplotlib.figure import Figure
 import multimnist_capsnet as multimnist
 import visualize_multimnist_capsnet as figures
 from multimnist_capsnet import (
-    OUTPUT, Array, Batch, Config, Data, RunOptions, TrainState, Workers, int_in, parse, script, setting,
+    OUTPUT, Array, Batch, Config, Data, RunOptions, SettingError, TrainState, Workers, int_in, parse, script, setting,
 )
 from support.experiment import redeclared, require_writable
 from visualize_multimnist_capsnet import DIGIT_COLOURS, both_names, in_colour
@@ -126,6 +126,8 @@ def main(argv: Sequence[str]) -> None:
         ("--n-epochs 1 --out draft.gif", "A draft of one epoch: about 30 seconds."),
         ("--n-epochs 20 --snapshot-every 150", "A longer training, and a frame every 150 steps: about 8 minutes."),
     )
+    if (n_frames := 1 + -(-config.n_steps // options.snapshot_every)) > MAX_FRAMES:
+        raise SettingError("snapshot_every", f"{n_frames:,} frames are more than {MAX_FRAMES}")
     require_writable(options.out)
     config, who, _ = with_reported_seed(*figures.MEDIAN_OF, config, given)
     data = multimnist.make_data(config)

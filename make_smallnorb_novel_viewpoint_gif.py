@@ -3,7 +3,7 @@
 
     python make_smallnorb_novel_viewpoint_gif.py --seed 1
 
-Training is stopped ``--snapshots`` times. Each time the objects rotate once through the full circle (through all
+After each of ``--snapshots`` epochs the objects rotate once through the full circle (through all
 elevations where elevation is held out). A frame shows the answers of the capsule network and of the CNN with as many
 parameters, where the viewpoint lies, and the accuracy on held-out viewpoints up to then. The middle of the held-out
 range stays longer.
@@ -29,7 +29,8 @@ import smallnorb_novel_viewpoint as smallnorb
 import visualize_smallnorb_novel_viewpoint as figures
 from multimnist_capsnet import softmax
 from smallnorb_novel_viewpoint import (
-    OUTPUT, Array, Config, Data, RunOptions, Split, TrainState, blas_threads, int_in, parse, script, setting,
+    OUTPUT, Array, Config, Data, RunOptions, SettingError, Split, TrainState, blas_threads, int_in, parse, script,
+    setting,
 )
 from support.experiment import require_writable
 from visualize_smallnorb_novel_viewpoint import MODELS, RANGES
@@ -202,11 +203,15 @@ def main(argv: Sequence[str]) -> None:
     require_writable(options.out)
     n_epochs = longest(config)
     snapshots = min(options.snapshots, n_epochs)
+    if snapshots * options.sweep_frames > MAX_FRAMES:
+        n_frames = f"{snapshots} times {options.sweep_frames} frames"
+        raise SettingError("sweep_frames", f"{n_frames} are more than {MAX_FRAMES}")
     epochs = [round(n_epochs * (k + 1) / snapshots) for k in range(snapshots)]  # the last one among them
     with blas_threads(options.threads):
         data = smallnorb.make_data(config)
         recorder = Recorder(config, data, make_sweep(config, data, options.sweep_frames), epochs)
-        states = smallnorb.train_all(config, data, RunOptions(quiet=options.quiet), callback=recorder)
+        run_options = RunOptions(quiet=options.quiet)
+        states = smallnorb.train_all(config, data, run_options, names=SHOWN, callback=recorder)
     frames = [(epoch, f) for epoch in epochs for f in range(options.sweep_frames)]
     away = np.abs(recorder.sweep.angles - np.mean(getattr(config, f"test_{config.held_out_angle}s"))) % 360
     held = np.minimum(away, 360 - away).argmin()  # the viewpoint nearest to the middle of the held-out range

@@ -17,7 +17,7 @@ probability of 95 % all intervals hold at once, and then all verdicts are right,
     undecided   none of these
     not run     not all of the listed seeds have been run
 
-The registered round has N_COMPARISONS, of which each is listed when its searches have ended; no verdict is read before
+The registered round has at most N_COMPARISONS; each is listed when its searches have ended; no verdict is read before
 the last seed. The exploratory rounds keep their words: there ``holds`` and ``reversed`` came before ``equal``, five
 seeds were enough, and each look at a verdict with more seeds counts as a comparison in the level of all intervals.
 
@@ -57,7 +57,7 @@ class Condition(NamedTuple):
     at_equal: str | None = None  # both sides are read where this metric is equal, see ``at_equal_values``
     tolerance: float = 0.02
     looks: int = 1  # how often its verdict has been read, each time with more seeds
-    searches: tuple[str, str] | None = None  # of a registered one: whose winners both sides are, in results/search/
+    searches: tuple[str, str] | None = None  # of a registered one, in results/search/: its sides have their winners
 
 
 class Claim(NamedTuple):
@@ -464,8 +464,8 @@ def judged(
     for claim in claims:
         conditions: list[Json] = []
         for c in claim.conditions:
-            entry: Json = {"condition": c.name, "metric": c.metric, "seeds": c.seeds}
-            entry |= {"tolerance": c.tolerance, "verdict": "not run"} if registered else {"verdict": "not run yet"}
+            entry: Json = {"condition": c.name, "metric": c.metric, "seeds": c.seeds, "tolerance": c.tolerance,
+                           "verdict": "not run" if registered else "not run yet"}
             documents = [one for side in sides(c) if (one := read(side.file)) is not None]
             wanted = set(range(*map(int, c.seeds.split(":"))))
             has_all_seeds = all(set(runs_by_seed(one)) == wanted for one in documents)

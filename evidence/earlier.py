@@ -73,7 +73,7 @@ def readings() -> Iterator[Reading]:
             for c in claim["conditions"]:
                 if c.get("low") is None:
                     continue
-                key = (claim["claim"], c["condition"], c["n"], round(c["difference"], 4))
+                key = (claim["claim"], c["condition"], c["n"], round(c["difference"], 4), c["verdict"])
                 if key not in seen:
                     seen.add(key)
                     yield Reading(claim["claim"], c["condition"], c["n"], c["difference"], c["low"], c["high"],

@@ -6,8 +6,8 @@
 
 Checked are the pages against the files, and each file by itself: its checksum, its commit, which is part of the
 history, and its command, which is parsed by its own script and would write that very file. A result is older than the
-code where git finds a difference between its commit and the files that its script imports; these are listed. In their
-commands the experiment's flags are those of their commits, and --out and --part say where the result stands today.
+code where git finds a difference between its commit and the files that its script imports; these are counted. The
+experiment's flags in their commands are those of their commit; --out and --part name where the result stands today.
 """
 
 from __future__ import annotations
@@ -160,9 +160,11 @@ def loose_intervals(text: str, document: Json) -> list[str]:
     found = []
     for written in INTERVAL.finditer(" ".join(NO_SENTENCE.sub("", GENERATED.sub("", text)).split())):
         its_sign, its, its_decimals, sign, low, decimals, other_sign, high, n = written.groups()
-        ends = {sign + low, other_sign + high}
+        ends = [sign + low, other_sign + high]
         if not any(
-            ends == {as_written(c[end], sign, decimals) for end in ("low", "high")}
+            (sign or c["low"] * c["high"] > 0)  # how far ahead or behind one is: never of an interval that holds 0
+            and ends == [as_written(c[end], sign, decimals)
+                         for end in (("low", "high") if sign or c["low"] > 0 else ("high", "low"))]
             and n in (None, str(c["n"]))
             and its in (None, as_written(c["difference"], its_sign, its_decimals or "").lstrip("+−"))
             and its_sign in (None, "", as_written(c["difference"], "+", its_decimals or "")[0])
@@ -248,9 +250,11 @@ def check_command(document: Json, path: Path, part: str | None, has_history: boo
     """Would the command write this, and does the file hold what the command asks for? None for a result that is older
     than the code, whose command may be another one today."""
     script, flags = find_script(document.get("command"))
+    settings: list[Any] = []
     if script.name == "compare_seeds.py" and "settings" in document:
         args, settings = understand(script, flags)
         yield from check_settings(document, args, settings)
+        yield from check_place(args, path, part)
         script = args.script
     elif "settings" in document:
         yield "holds a comparison of seeds, and its command makes none"
@@ -259,11 +263,14 @@ def check_command(document: Json, path: Path, part: str | None, has_history: boo
         if has_history:
             yield None
         return
-    if "settings" in document:
-        for setting in settings:
-            understand(script, [*setting.args, *RUN_FLAGS])
-    else:
-        args = understand(script, flags)
+    for setting in settings:
+        understand(script, [*setting.args, *RUN_FLAGS])
+    if not settings:
+        yield from check_place(understand(script, flags), path, part)
+
+
+def check_place(args: Any, path: Path, part: str | None) -> Iterator[str]:
+    """Does a command write this file, or this part of it?"""
     out = vars(args).get("out_json") or vars(args).get("out")
     written = f"{os.path.normpath(out) if out else 'no file'}" + (f"#{args.part}" if vars(args).get("part") else "")
     if written != f"{path}" + (f"#{part}" if part else ""):
@@ -345,6 +352,13 @@ def check_listed() -> Iterator[str]:
                 yield f"results/{where} was run at {at}, whose claims.py does not list all of {condition.name}"
 
 
+@functools.cache
+def winner_at(commit: str, file: str) -> Any:
+    """That of a search as it stood at a commit; None where it was not there."""
+    text = git("show", f"{commit}:results/search/{file}").stdout
+    return json.loads(text)["winner"] if text else None
+
+
 def registered() -> list[claims.Condition]:
     return [condition for claim in claims.REGISTERED for condition in claim.conditions]
 
@@ -371,9 +385,13 @@ def check_registered(has_history: bool) -> Iterator[str]:
             for commit in commits_of(comparison) if has_history else ():
                 if condition._replace(name="") not in listed_at(str(commit)):
                     yield f"results/{side.file} was run before claims.py registered all of {condition.name}"
-                if claims.level_of(claims_at(str(commit))) != (claims.ALPHA, claims.N_COMPARISONS):
+                elif claims.level_of(claims_at(str(commit))) != (claims.ALPHA, claims.N_COMPARISONS):
                     yield f"results/{side.file} was registered at another level than ALPHA / N_COMPARISONS"
+                if winner_at(str(commit), file) != read_result(Path("results/search", file))["winner"]:
+                    yield f"results/{side.file} was run before results/search/{file} had its winner"
             wanted, model = search.winner_of(read_result(Path("results/search", file)))
+            if side.model != model:
+                yield f"results/{side.file}: {side.model} is not the network of results/search/{file}, {model}"
             found = next(iter(comparison["settings"].values()))["config"]
             if differ := differing(wanted, found, model.startswith("cnn")):
                 yield f"results/{side.file}: {', '.join(differ)} of {model} is not that of results/search/{file}"
@@ -385,11 +403,12 @@ def differing(wanted: Any, found: Json, is_cnn: bool) -> list[str]:
     defaults = {field.name: field.default for field in dataclasses.fields(wanted)}
     found = defaults | {"cnn_weight_decay": found.get("weight_decay")} | found  # before the CNN had its own
     own: Sequence[str] = ()
-    other: Sequence[str] = ("n_val",)  # a search tests on validation digits, and shares all settings of digits
+    other: Sequence[str] = ()
+    values = plain(wanted) | ({"n_val": None} if hasattr(wanted, "n_val") else {})  # a comparison is on test digits
     if hasattr(wanted, "cnn_lr"):
         own, other = (OF_CNNS, OF_CAPSULES) if is_cnn else (OF_CAPSULES, OF_CNNS)
-    names = plain(wanted).keys() - {"seed", "data_dir", *other} | {*own}
-    return [name for name, value in plain(wanted).items()
+    names = values.keys() - {"seed", "data_dir", *other} | {*own}
+    return [name for name, value in values.items()
             if name in names and not is_same(found[name], json.loads(json.dumps(value)))]
 
 
@@ -462,7 +481,7 @@ def report(check: bool, with_claims: bool) -> None:
             write_file(page, new.encode())
             print(f"{page}: {len(stale)} rewritten")
     if check:
-        for cached in (known_names, known_files, is_changed, is_ancestor, claims_at, listed_at):
+        for cached in (known_names, known_files, is_changed, is_ancestor, claims_at, listed_at, winner_at):
             cached.cache_clear()  # the tree may be another one than at the last call
         if why := unknown_history():
             print_message(f"warning: commits are not checked: {why}")

@@ -6,11 +6,10 @@ Successive halving on validation seeds: all settings of the grid on two seeds, t
 these on more again, the best four on all (SEEDS). A setting counts where the network classifies 95 % of the familiar
 views correctly. The best one has the highest accuracy on held-out views or, of condition attacks, on familiar views
 under attack. Where the winner lies at an edge of the grid, the axis gets one more value, with the winner's neighbours
-on the other axes, and the halving goes on. At the end the winner is trained twice as long, on fresh validation seeds,
-as it was chosen for its luck on the others too. Where that gains two points or more, under attack ten, the longer one
-is the winner, and is trained twice as long in turn. The dense CNN, whose training does not depend on its length, gets
-all lengths from one. Every run is kept in results/search/runs, and none is run twice: a search that was stopped goes
-on.
+on the other axes, and the halving goes on. At the end the winner is trained twice as long, on fresh validation seeds:
+on the others luck helped it to win. Where that gains two points or more, under attack ten, the longer one is the
+winner, and is trained twice as long in turn. The dense CNN, whose training does not depend on its length, gets all
+lengths from one. Every run is kept in results/search/runs, and none is run twice: a search that was stopped goes on.
 
 With --network capsnet: the CapsNet of multimnist_capsnet.py, or its CNN with pooling, on overlapping digits that the
 networks are not trained on. Composites are drawn anew for each epoch, so a longer training is always better. Their
@@ -35,7 +34,7 @@ import numpy as np
 
 import multimnist_capsnet as multimnist
 import smallnorb_novel_viewpoint as smallnorb
-from fast.workers import SERIAL
+from fast.workers import SERIAL, blas_threads
 from more import attacks, capsule_attacks, conv_matrix_capsules as conv
 from smallnorb_novel_viewpoint import (
     OUTPUT, SettingError, Settings, UserError, int_in, parse, print_message, script, setting,
@@ -66,7 +65,7 @@ GRIDS: dict[tuple[str, str], tuple[list[float], list[float], list[int]]] = {
     ("capsnet", "capsules"): ([0.005, 0.01, 0.02], [0, 0.1, 0.3], [4]),
     ("capsnet", "cnn"): ([0.005, 0.01, 0.02], [0, 0.1, 0.3], [4]),
 }
-OF_ATTACKS = {  # trainings of which an accuracy would ask no more, but robustness does
+OF_ATTACKS = {  # longer trainings: they add no accuracy, but robustness
     "capsules": ([0.0005, 0.001, 0.002], [0.3, 1, 3], [80, 160, 320]),
     "cnn": ([0.00025, 0.0005, 0.001], [0.3, 1, 3], [80, 160, 320]),
 }
@@ -156,13 +155,14 @@ def training_of(config: Config, chosen: Setting, seed: int) -> tuple[Any, Any, s
     return module, asked, name
 
 
+@blas_threads(1)  # as its result says
 def run_once(config: Config, chosen: Setting, seed: int) -> dict[int, dict[str, float]]:
     """Accuracies after each length that one training gives; of views a fifth, as by guessing, from where it is not
     finite, of digits 0."""
     (module, asked, name), epochs = training_of(config, chosen, seed), chosen[2]
     history: dict[str, list[float]] = {}
     params: dict[int, Any] = {}
-    has_all = config.network == "dense" and config.model == "cnn"  # no margin and no rate that follow the progress
+    has_all = config.network == "dense" and config.model == "cnn"  # its epochs do not depend on how many follow
     lengths = sorted({epochs, *(k for k in LENGTHS if k < epochs)}) if has_all else [epochs]
     familiar = "familiar_accuracy" if config.condition != "attacks" or config.network == "dense" else "accuracy"
 

@@ -26,14 +26,13 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from evidence.claims import ALPHA, Condition
+from evidence.claims import ALPHA
 from evidence.report import CLAIMS
 from support.results import read_result
 from support.statistics import t_quantile
 
 COLOURS = {"holds": BLUE, "reversed": VERMILLION, "equal": GREEN}  # words of verdicts; all others are grey
 WIDE = 20.0  # points: a claim with a larger interval or difference stands on the second axis
-TOLERANCE = Condition._field_defaults["tolerance"]  # differences that count as equal, unless a condition says another
 CLAIM_WIDTH = 34  # letters of a line
 GAP = 0.55  # lines between two claims
 
@@ -75,7 +74,7 @@ def draw_claims(axes: Sequence[Axes], claims: Sequence[dict[str, Any]], n_looks:
         for k, c in enumerate(claim["conditions"]):
             middle, colour = y + k + 0.5, COLOURS.get(c["verdict"], GREY)
             words.text(1, middle, c["condition"], color=GREY, va="center", ha="right")
-            band = 100 * c.get("tolerance", TOLERANCE)
+            band = 100 * c["tolerance"]
             ax.fill_betweenx([middle - 0.5, middle + 0.5], -band, band, color=lightened(GREEN, 0.2), linewidth=0,
                              zorder=0, label=f"tolerance {c['condition']}")
             style: dict[str, Any] = {"color": darkened(colour), "fontweight": "bold"}

@@ -32,7 +32,7 @@ from scipy import ndimage
 
 import multimnist_capsnet as multimnist
 import smallnorb_novel_viewpoint as smallnorb
-from fast.workers import Workers, default_threads
+from fast.workers import Workers, blas_threads, default_threads
 from smallnorb_novel_viewpoint import (
     FOLDER, INPUT, OUTPUT, RunOptions, SettingError, Settings, Stream, TrainState, UserError, from_json, generator,
     one_line, parse, print_message, script, setting, settings_of,
@@ -51,9 +51,9 @@ TEMPLATE = Path(__file__).resolve().parent / "page"
 N_EXAMPLES = 24  # test composites in the page
 N_TRAY = 6  # more of them that the capsules alone get right, and as many that the CNN alone does
 N_CHOICE = 1000  # composites of training digits, and as many of these digits alone, to choose the page's rule on
-RARE = 0.01  # of these: in such a part the page may find no digit for either of two reasons
+RARE = 0.01  # of these: so many may each of two rules reject, though they hold digits
 DIGIT_MODELS = ("capsnet", "cnn_pool")
-SMALL, LARGE = 1 << 10, 1 << 18  # entries: a smaller array is not rounded; a larger one is rounded to 6 bits
+SMALL, LARGE = 1 << 10, 1 << 18  # entries: below SMALL nothing is rounded; above LARGE it is to 6 bits, else to 8
 VIEW_MODELS = ("capsules", "cnn_matched")
 RESULTS = ROOT / "results"
 RING_STEP = 5  # degrees, between the views that the page's ring shows
@@ -187,7 +187,7 @@ class Evidence(NamedTuple):
     """What the page's rule of one digit or two looks at, (N,) each."""
 
     lengths: Array  # of the longest capsule
-    shares: Array  # of the first reconstruction's squared error that goes when the second one is laid over it
+    shares: Array  # part of the first reconstruction's squared error that the second, laid over it, removes
     explained: Array  # of the image's square, by the reconstructions of the digits that are found
     widths: Array  # of the strokes, pixels
     outlines: Array  # of the strokes, pixels
@@ -271,9 +271,8 @@ def run_of(config: Any, data_name: str) -> dict[str, Any]:
 
 
 def registered_of_digits() -> dict[str, Any]:
-    """The registered comparisons on overlapping digits of MNIST, with the settings that the searches chose, each as
-    ``compared``: ``composites``, capsules with a CNN, and ``iterations``, three of routing as ``capsules`` with one as
-    ``cnn``."""
+    """Two registered comparisons on MNIST's overlapping digits, each as ``compared``. ``composites``: capsules and a
+    CNN. ``iterations``: three of routing, called ``capsules``, and one, called ``cnn``."""
     found = {}
     for name, sides in {"composites": DIGIT_MODELS, "iterations": ("three", "one")}.items():
         path = RESULTS / multimnist.EXPERIMENT / f"registered_{name}_48000.json"
@@ -510,6 +509,9 @@ def measured_again(about: Mapping[str, Any], weights: str, data_dir: Path | None
             config, {"capsnet": without("", capsnet), "cnn_pool": without("pool.", pool)}, data, threads
         ),
     }
+    if not np.array_equal(parts["digits"].tensors["examples"], params["digits"]["examples"]):
+        raise UserError(f"the digits of {data_dir}, or the page's rules, give other test images than the page shows:"
+                        " make it anew, from checkpoints")
     again: dict[str, Any] = {**about, "measuredCommit": git_commit()}
     for name, part in parts.items():
         again[name] = part.about | {key: about[name][key] for key in ("tensors", "offset", "run", "study")
@@ -523,11 +525,12 @@ def load_digits(path: Path | None, data_dir: Path | None, threads: int) -> Part:
     """Load the checkpoint, or train."""
     asked, given = multimnist.Config(data_dir=data_dir), ({"data_dir"} if data_dir else set())
     config, states = load_finished(multimnist, path, asked, given, required=DIGIT_MODELS)
+    if not states:
+        config = with_reported_seed(*MEDIAN_OF, config, ())[0]  # before the data, which depend on the seed
     # The page shows test digits, not validation ones.
     data = multimnist.make_data(dataclasses.replace(config, n_val=None))
     config = multimnist.resolve_auto(config, data)
     if not states:
-        config = with_reported_seed(*MEDIAN_OF, config, ())[0]
         print_message(f"{multimnist.EXPERIMENT}: no --multimnist, so two networks are trained first: 2 to 6 minutes")
         states = multimnist.train_all(config, data, RunOptions(threads=threads), names=DIGIT_MODELS)
     return digits_part(config, states, data, threads)
@@ -541,7 +544,8 @@ def load_viewpoint(path: Path | None) -> Part:
         raise UserError(f"{path} was trained on {config.dataset}, whose networks the page does not compute")
     if not states:
         print_message(f"{smallnorb.EXPERIMENT}: no --viewpoint, so its networks are trained first: some seconds")
-        states = smallnorb.train_all(config, smallnorb.make_data(config), names=VIEW_MODELS)
+        with blas_threads(1):
+            states = smallnorb.train_all(config, smallnorb.make_data(config), names=VIEW_MODELS)
     return viewpoint_part(config, states)
 
 

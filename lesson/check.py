@@ -398,7 +398,8 @@ def ending(error: BaseException, path: Path) -> str:
 def check(path: Path, numbers: Collection[int] = ()) -> Iterator[tuple[str, str]]:
     """The functions of the file ``path``, of these exercises or of all, each with what is wrong with it, or ""."""
     mine: dict[str, Any] = {"__name__": "mine"}
-    exec(compile(path.read_bytes(), path, "exec", dont_inherit=True), mine)
+    with limited():
+        exec(compile(path.read_bytes(), path, "exec", dont_inherit=True), mine)
     missing = FUNCTIONS.keys() - mine.keys()
     theirs = {name: mine.get(name, getattr(exercises, name)) for name in FUNCTIONS}  # the stub for a missing one
     for name, function in theirs.items():

@@ -16,7 +16,7 @@ The last three are of the network that the lesson trains. Its code blocks run he
 from __future__ import annotations
 
 from support.figures import (
-    BLACK, BLUE, GREEN, GREY, PURPLE, RIGHT, SKY, VERMILLION, WRONG, FigureOptions, Settings, add_frame,
+    BLACK, BLUE, GREEN, GREY, PURPLE, RIGHT, SKY, VERMILLION, WRONG, OutOptions, Settings, add_frame,
     choice_of_figures, darkened, figure_script, heading, lightened, make_figure, show_pictures,
 )
 
@@ -33,6 +33,8 @@ from matplotlib.patches import Arc, Ellipse
 
 from lesson.make_notebook import run_page
 from lesson.solutions import dynamic_routing, e_step, m_step, sigmoid
+from smallnorb_novel_viewpoint import RunOptions
+from support.experiment import redeclared
 
 Array = np.ndarray
 NAME = "how_capsules_work"
@@ -306,8 +308,9 @@ Config = Settings
 
 
 @dataclasses.dataclass(frozen=True)
-class Options(FigureOptions):
+class Options(OutOptions):
     figures: tuple[str, ...] = choice_of_figures(*DRAWN, *OF_NETWORK)
+    threads: int = redeclared(RunOptions, "threads")
 
 
 def example(*_: Any) -> Trained:

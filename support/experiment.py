@@ -58,7 +58,7 @@ def require_alone(given: Collection[str], *used: str) -> None:
 
 
 def load_checkpoint(script: Any, path: Path) -> tuple[Any, dict[str, TrainState]]:
-    """Configuration and states of a checkpoint of a script: its module."""
+    """Configuration and states of a checkpoint; ``script`` is the module that wrote it."""
     return read_checkpoint(path, script.EXPERIMENT, script.Config, script.make_models)
 
 

@@ -377,9 +377,9 @@ def tested(config: Any) -> str:
 def with_reported_seed(
     path: Path, model: str, metric: str, config: Any, given: Collection[str]
 ) -> tuple[Any, str, list[dict[str, Any]]]:
-    """The configuration, unless a seed is given with the median of the reported seeds; its seed in words; and the
-    reported runs: of the first setting in a file by compare_seeds.py that has this configuration, seed aside, as far as
-    it has its fields. There may be none, nor such a file."""
+    """The configuration, its seed in words, and the reported runs: those of the first setting in a file by
+    compare_seeds.py that agrees with it in all but the seed. Fields that the file lacks do not count. Unless a seed is
+    given, it becomes that of the runs' median. Without such a setting there are no runs, and the seed stays."""
     free = {"seed", "data_dir", *(name for name in ("dataset", "n_train", "n_test")
                                   if getattr(config, name, None) in ("auto", None))}
     wanted = {name: value for name, value in dataclasses.asdict(config).items() if name not in free}

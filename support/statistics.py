@@ -86,8 +86,9 @@ def summarise(runs: list[Json], reference: str | None) -> Json:
 
 
 def at_equal_values(runs: Sequence[tuple[Json, str]], metric: str, equal: str) -> list[float]:
-    """``metric`` of each (run, model) where its ``equal`` is the least of all runs' last: at the end of one of them,
-    and where the others first come to it, between two epochs. [Hinton 2018, sec. 5.1]"""
+    """``metric`` of each (run, model) at the same value of ``equal``, the lowest that any of them ends with. The one
+    that ends there gives its last value; the others that where they first reach it, between two epochs. [Hinton 2018,
+    sec. 5.1]"""
     histories = [run["history"][model] for run, model in runs]
     level = min(history[equal][-1] for history in histories)
     values = []

@@ -171,6 +171,8 @@ SEARCHED = {"axes": [[0.001, 0.002, 0.004], [0, 1], [10, 20, 40]], "winner": [0.
     ({"listed": "2000:2008"}, "was run before claims.py registered all of x"),
     ({"most then": 25}, "f.json#a was registered at another level"),
     ({"alpha then": 0.1}, "f.json#b was registered at another level"),
+    ({"winner then": None}, "f.json#a was run before results/search/capsules.json had its winner"),
+    ({"searches": ("cnn.json", "cnn.json")}, "f.json#a: capsules is not the network of results/search/cnn.json, cnn_m"),
 ])
 def test_a_registered_comparison_has_the_settings_of_its_searches(
     change: dict[str, Any], complaint: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -198,6 +200,7 @@ def test_a_registered_comparison_has_the_settings_of_its_searches(
     monkeypatch.setattr(claims, "N_COMPARISONS", most)
     listed_then = {c._replace(name="", seeds=change.get("listed", seeds))}
     monkeypatch.setattr(report, "listed_at", lambda commit: listed_then)
+    monkeypatch.setattr(report, "winner_at", lambda commit, file: change.get("winner then", found["winner"]))
     level = f"ALPHA = {change.get('alpha then', 0.05)}\nN_COMPARISONS = {change.get('most then', most)}"
     monkeypatch.setattr(report, "claims_at", lambda commit: level)
     faults = list(report.check_registered(True))
@@ -210,7 +213,7 @@ def test_networks_of_digits_share_all_settings_but_those_of_the_validation(tmp_p
     wanted, model = report.search.winner_of(searched)
     found = json.loads(json.dumps(report.plain(wanted))) | {"n_val": None, "seed": 2000, "data_dir": "x"}
     assert (model, report.differing(wanted, found, True)) == ("cnn_pool", [])
-    for name in ("lr", "routing_iters", "min_iou"):
+    for name in ("lr", "routing_iters", "min_iou", "n_val"):
         assert report.differing(wanted, found | {name: 0.7}, True) == [name]
     save_result(path := tmp_path / "search.json", searched)
     assert list(report.check_search(path)) == []  # nothing was trained twice as long

@@ -141,6 +141,8 @@ def test_a_loop_that_does_not_end_is_stopped(tmp_path: Path, monkeypatch: Patch)
     said = "takes more than 0.5 seconds: a loop that does not end?"
     assert found == {"squash_backward": "", "softmax_backward": said}
     assert (signal.getsignal(signal.SIGALRM), signal.getitimer(signal.ITIMER_REAL)) == (before, (0, 0))
+    with pytest.raises(check.UserError, match="a loop that does not end"):
+        faults_of(f"{SOLUTION}\nwhile True:\n    pass\n", tmp_path, "squash_backward")
     with ThreadPoolExecutor(1) as pool:  # which can have no timer
         assert pool.submit(faults_of, text, tmp_path, "squash_backward").result() == {"squash_backward": ""}
 

@@ -202,6 +202,7 @@ def test_intervals_in_sentences_are_those_of_the_claims() -> None:
              "(−1.1 to +2.4)", "(0.5 to 3.1, 10)", "(−3.1 to −0.5 points, 10 seeds, 2.0 million parameters)",
              "−1.8 (−3.1 to −0.5)", "1.8 points behind on heights (0.5 to 3.1)", "trained at 7.5 degrees (0.5 to 3.1)"]
     wrong = ["(+0.5 to +3.1)", "(−3.1 to −0.6)", "(0.5 to 3.1, ten seeds)", "(−1.1 to −2.4)", "(0.5 to 3.1, 7)",
+             "0.7 points (1.1 to 2.4)", "(3.1 to 0.5)",
              "1.9 points (0.5 to 3.1)", "+1.8 (−3.1 to −0.5)", "1.78 behind on heights (+0.0 to +3.7)"]
     made = "<!-- table: x -->\n\n| (1.0 to 2.0) |\n\n<!-- end -->"
     text = " and ".join([*right, *wrong]) + f"\n{made}\n| (1.0 to 3.0) |\n{made}\n`(1.0 to 2.0)`"

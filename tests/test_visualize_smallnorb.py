@@ -15,12 +15,13 @@ from matplotlib import colormaps
 from matplotlib.colors import to_rgba
 from matplotlib.patches import Rectangle
 
+import make_multimnist_capsnet_gif as digits_animation
 import make_smallnorb_novel_viewpoint_gif as animation
 import smallnorb_novel_viewpoint as smallnorb
 import visualize_multimnist_capsnet as digits
 import visualize_smallnorb_novel_viewpoint as figures
 from figure_checks import cells, check_held, draw_coarsely, drawn, frame_of, held, legend_of, move_to
-from helpers import ROOT, Patch, config_of
+from helpers import ROOT, Capture, Patch, config_of
 from more import visualize_mnist_affine_capsnet as affine
 from smallnorb_novel_viewpoint import TrainState, UserError
 from support.experiment import load_checkpoint
@@ -153,6 +154,15 @@ def test_a_network_with_fewer_epochs_stays_as_it_was_after_its_last_one(tmp_path
     np.testing.assert_array_equal(recorder.bars["cnn_matched", 1], recorder.bars["cnn_matched", 2])
     assert np.abs(recorder.bars["capsules", 1] - recorder.bars["capsules", 2]).max() > 0
     assert animation.longest(config) == animation.longest(animation.Config(n_epochs=1, cnn_epochs=2)) == 2
+
+
+@pytest.mark.parametrize(("script", "flags", "said"), [
+    (animation, "--n-epochs=90 --snapshots=90 --sweep-frames=7", "--sweep-frames: 90 times 7 frames are more than 600"),
+    (digits_animation, "--n-epochs=20 --snapshot-every=6", "--snapshot-every: 625 frames are more than 600"),
+])
+def test_too_many_frames_are_refused_before_the_training(script: Any, flags: str, said: str, capsys: Capture) -> None:
+    assert script.main(flags.split()) == 2
+    assert said in capsys.readouterr().err
 
 
 def test_a_frame_shows_answers_viewpoint_and_accuracies(run: figures.Run) -> None:

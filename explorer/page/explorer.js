@@ -48,17 +48,12 @@ const article = (digit) => (digit === 8 ? "an" : "a");
 
 // Calls of the same function between two frames of the screen become one.
 const waiting = new Set();
-function soon(update) {
+function soon(update, then = (act) => act()) {
   if (waiting.has(update)) return;
   waiting.add(update);
-  requestAnimationFrame(() => { waiting.delete(update); update(); });
+  requestAnimationFrame(() => then(() => { waiting.delete(update); update(); }));
 }
-
-const afterPaint = (update) => {
-  if (waiting.has(update)) return;
-  waiting.add(update);
-  requestAnimationFrame(() => setTimeout(() => { waiting.delete(update); update(); }));
-};
+const afterPaint = (update) => soon(update, (act) => setTimeout(act));
 
 // What a screen reader is told: once, a while after the last change; what has not been said by then goes with it. `act`: of
 // another act of the person the same words are said again.
@@ -547,15 +542,10 @@ function updateAnswer() {
   updateDimensions();
 }
 
-// What make_explorer.py calls the share of the second digit.
-function shareOf([first, second], image) {
-  let [error, rest] = [0, 0];
-  image.forEach((value, k) => {
-    error += (value - first[k]) ** 2;
-    rest += (value - Math.max(first[k], second[k])) ** 2;
-  });
-  return 1 - rest / error;
-}
+// The squared error that these reconstructions, laid over each other, leave.
+const errorOf = (recon, image) => image.reduce((sum, value, k) => sum + (value - Math.max(...recon.map((picture) => picture[k]))) ** 2, 0);
+const explainedBy = (recon, image) => 1 - errorOf(recon, image) / dot(image, image);
+const shareOf = (recon, image) => 1 - errorOf(recon, image) / errorOf(recon.slice(0, 1), image); // of the second digit, as in make_explorer.py
 
 // What make_explorer.py calls the evidence of no digit, one or two: `reasons` against any digit, and the digits found.
 // Those of lengths were chosen for as many iterations as in training; after others the two longest are the answer.
@@ -575,16 +565,6 @@ function found({ lengths }) {
   ].filter(Boolean);
   if (isEmpty() || digits.reasons.length) return [];
   return digits.named.slice(0, two || (!isRuled() && !digits.small.length) ? 2 : 1);
-}
-
-// 1 less the squared error that these reconstructions, laid over each other, leave of the image's square.
-function explainedBy(recon, image) {
-  let [error, square] = [0, 0];
-  image.forEach((value, k) => {
-    error += (value - Math.max(...recon.map((picture) => picture[k]))) ** 2;
-    square += value ** 2;
-  });
-  return 1 - error / square;
 }
 
 // Pixels, as shape_measures of make_explorer.py has it.
