@@ -2267,8 +2267,12 @@ def test_no_sentence_has_more_than_thirty_words(page: Any) -> None:
 
 
 def test_a_page_that_is_still_loading_says_so(page: Any, tmp_path: Path) -> None:
-    half = tmp_path / "half.html"
-    half.write_bytes(PAGE.read_bytes()[:2_000_000])
+    half, cut = tmp_path / "half.html", tmp_path / "cut.html"
+    cut.write_bytes(content := PAGE.read_bytes()[:2_000_000])
+    loads = b"<script>Object.defineProperty(document, 'readyState', { get: () => 'loading' });</script>"
+    half.write_bytes(content.replace(b"<body>", b"<body>" + loads, 1))
+    page.get(cut.as_uri())
+    settled(page, lambda: "The page is not whole" in text_of(page, "loading"))
     page.get(half.as_uri())
     size = len(embedded(PAGE.read_text(encoding="utf-8"), "weights")) / 1e6
     settled(page, lambda: re.search(rf"loading, {size:.1f} megabytes, 1.\d are here", text_of(page, "loading")))

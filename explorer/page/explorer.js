@@ -40,7 +40,7 @@ const percent = (x, places = 1) => `${(100 * x).toFixed(places)}\u00a0%`;
 function studyText({ capsules, cnn, mean, low, high }) {
   const points = (x) => signed(100 * x, 2);
   const [ofCapsules, ofCnn] = apart(capsules, cnn);
-  return `${ofCapsules} (capsules) and ${ofCnn} (CNN). Capsules minus CNN: ${points(mean)} percentage points, 95\u00a0% interval ${points(low)} to ${points(high)}.`;
+  return `${ofCapsules} (capsules) and ${ofCnn} (CNN). Capsules minus CNN: ${points(mean)} percentage points, 95\u00a0% interval, not adjusted, ${points(low)} to ${points(high)}.`;
 }
 const hundredths = (x) => Math.round(100 * x) / 100; // of angles and votes: a link holds these exactly
 const thousands = (n) => n.toLocaleString("en");
@@ -61,7 +61,7 @@ const telling = { told: {}, unsaid: {}, timer: 0, waits: false }; // waits: whil
 const TOLD_AT_FIRST = ["answer", "verdict", "plane"]; // by the page itself, as it opens: nobody has asked
 function tell(what, text, act = 0) {
   const { told } = telling;
-  if (what !== "tour" && telling.waits) return;
+  if ((what !== "tour" && telling.waits) || $(what)?.closest(".away")) return; // nor of what a lesson leaves out
   if (told[what]?.text === text && told[what].act === act) return;
   const first = !(what in told) && TOLD_AT_FIRST.includes(what);
   told[what] = { text, act };
@@ -85,6 +85,10 @@ function apart(a, b, most = 4) {
   return [percent(a, places), percent(b, places)];
 }
 
+// With as many decimals as show on which side of the bound it is.
+const beside = (x, bound, places = 1) => (places < 6 && Math.sign(x.toFixed(places) - bound) !== Math.sign(x - bound)
+  ? beside(x, bound, places + 1) : x.toFixed(places));
+
 // Pictures of `side` x `side` grey levels, each in its colour, added up on black.
 function paint(canvas, pictures, colours, side) {
   const image = new ImageData(side, side);
@@ -105,7 +109,7 @@ const WHITE = [255, 255, 255];
 // The bytes of the weights: base64 of gzip.
 async function unpack() {
   if (typeof DecompressionStream === "undefined") {
-    throw new Error("This browser is too old for the page: it has no DecompressionStream. Any browser of 2023 or later has.");
+    throw new Error("This browser is too old for the page: it has no DecompressionStream. Any browser of 2024 or later has.");
   }
   const bytes = Uint8Array.from(atob($("weights").textContent), (letter) => letter.charCodeAt(0));
   const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
@@ -139,6 +143,15 @@ const models = { digits: null, pool: null, capsules: null, cnn: null };
 // -------------------------------------------------------------------------------------------- 1. drawing: the two layers
 
 const isBrowsers = ({ altKey, ctrlKey, metaKey }) => altKey || ctrlKey || metaKey; // a key that is the browser's own
+const ARROWS = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
+function onArrows(node, move) {
+  node.addEventListener("keydown", (event) => {
+    const step = ARROWS[event.key];
+    if (!step || isBrowsers(event)) return;
+    event.preventDefault();
+    move(...step);
+  });
+}
 const ZOOM = 8; // pixels of a layer for one of the network
 const LAYER_SIDE = SIDE * ZOOM;
 const PEN = 3 * ZOOM;
@@ -331,7 +344,7 @@ function paintDrawing() {
   const canvas = $("draw");
   const context = canvas.getContext("2d");
   context.globalCompositeOperation = "source-over";
-  context.fillStyle = getComputedStyle(canvas).backgroundColor;
+  context.fillStyle = "#000";
   context.fillRect(0, 0, canvas.width, canvas.height);
   context.globalCompositeOperation = "lighter"; // colours add up
   for (const layer of layers) context.drawImage(layer.canvas, 0, 0, canvas.width, canvas.height);
@@ -392,7 +405,6 @@ function setUpDrawing() {
   for (const end of ["pointerup", "pointercancel", "lostpointercapture"]) {
     canvas.addEventListener(end, (event) => { if (drawing.pen?.id === event.pointerId) penUp(); });
   }
-  const steps = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
   canvas.addEventListener("keydown", (event) => {
     const keys = drawing.keys;
     const within = (x) => Math.min(LAYER_SIDE - PEN / 2, Math.max(PEN / 2, x));
@@ -402,8 +414,8 @@ function setUpDrawing() {
       keys.down = !keys.down;
       if (keys.down) penDown(keys, "keys");
       else penUp();
-    } else if (steps[event.key]) {
-      const [dx, dy] = steps[event.key];
+    } else if (ARROWS[event.key]) {
+      const [dx, dy] = ARROWS[event.key];
       Object.assign(keys, { x: within(keys.x + dx * ZOOM), y: within(keys.y + dy * ZOOM) });
       if (drawing.pen?.id === "keys") penTo(keys);
     } else {
@@ -444,7 +456,7 @@ function setUpTray() {
     const canvas = element("canvas", { className: "tile", width: SIDE, height: SIDE });
     const [a, b] = [0, 1].map((n) => sourceOf(index, n));
     paint(canvas, [a.map((value, at) => Math.max(value, b[at]))], [WHITE], SIDE);
-    const text = `Test image ${index + 1}, ${labels[0]} and ${labels[1]}: only the ${k % 2 ? "CNN is" : "capsules are"} right`;
+    const text = `Test image ${index + 1}, ${labels[0]}, ${labels[1]}: only the ${k % 2 ? "CNN is" : "capsules are"} right`;
     const button = element("button", { type: "button", className: "pick" }, canvas, element("span", {},
       element("span", { className: `swatch ${k % 2 ? "cnn" : "capsules"}` }), `${labels[0]}, ${labels[1]}`));
     button.setAttribute("aria-label", text);
@@ -556,12 +568,12 @@ function found({ lengths }) {
   const longest = outline * ($("fit").checked ? 1 : Math.max(1, digits.box / MNIST_BOX)); // as drawn, it grows with the digit
   digits.explained = explainedBy(two ? digits.recon : digits.recon.slice(0, 1), digits.image);
   digits.reasons = [
-    digits.isTiny && `the drawing is ${digits.box.toFixed(1)} of ${SIDE} pixels large, less than ${LEAST_BOX}`,
-    isRuled() && lengths[digits.named[0]] < least && `the longest capsule has length ${lengths[digits.named[0]].toFixed(3)}, less than ${least}`,
-    isRuled() && digits.explained < explained && `what the capsules redraw explains ${signed(100 * digits.explained, 1).replace("+", "")}\u00a0% of the image, less than ${percent(explained)}`,
-    digits.width > widest && `the strokes of the small image are ${digits.width.toFixed(1)} pixels wide (twice area over outline), more than ${widest}`,
-    digits.outline > longest && `the strokes of the small image have an outline of ${digits.outline.toFixed(1)} pixels, longer than ${longest.toFixed(1)}`, // many lines
-    digits.ink > most && `the small image holds as much ink as ${digits.ink.toFixed(1)} white pixels, more than ${most}`, // a canvas that is scribbled over
+    digits.isTiny && `the drawing is ${beside(digits.box, LEAST_BOX)} of ${SIDE} pixels large, less than ${LEAST_BOX}`,
+    isRuled() && lengths[digits.named[0]] < least && `the longest capsule has length ${beside(lengths[digits.named[0]], least, 3)}, less than ${least}`,
+    isRuled() && digits.explained < explained && `what the capsules redraw explains ${beside(100 * digits.explained, 100 * explained).replace("-", "−")}\u00a0% of the image, less than ${percent(explained)}`,
+    digits.width > widest && `the strokes of the small image are ${beside(digits.width, widest)} pixels wide (twice area over outline), more than ${widest}`,
+    digits.outline > longest && `the strokes of the small image have an outline of ${beside(digits.outline, longest)} pixels, longer than ${longest.toFixed(1)}`, // many lines
+    digits.ink > most && `the small image holds as much ink as ${beside(digits.ink, most)} white pixels, more than ${most}`, // a canvas that is scribbled over
   ].filter(Boolean);
   if (isEmpty() || digits.reasons.length) return [];
   return digits.named.slice(0, two || (!isRuled() && !digits.small.length) ? 2 : 1);
@@ -605,7 +617,7 @@ function showBars({ lengths }) {
     cnn.replaceChildren(element("span", { className: "swatch cnn" }), "CNN, always two: ", bold(top[0]), " and ", bold(top[1]), ". ", verdictOf(top));
   }
   showWhy();
-  if (!hides("answers")) tell("answer", `${answer.textContent}${hides("cnn") || cnn.matches(".asked") ? "" : ` ${cnn.textContent}`}`, drawing.acts);
+  tell("answer", `${answer.textContent}${hides("cnn") || cnn.matches(".asked") ? "" : ` ${cnn.textContent}`}`, drawing.acts);
 }
 
 // Of a whole test image: how many of its two digits are among these two, which are said where they were not.
@@ -624,9 +636,9 @@ function showWhy() {
   if (isEmpty()) return;
   const cleared = labels[drawing.example]?.filter((_, k) => !drawing.kept[k]) ?? [];
   if (drawing.example >= 0 && !hides("answers")) text.append(`The test image was made of ${labels[drawing.example].map((j) => `${article(j)} ${j}`).join(" and ")}${cleared.length ? `; you cleared the ${cleared[0]}` : ""}. `);
-  text.append(!isRuled() && !digits.reasons.length && !digits.small.length ? `Shown are the two longest capsules: no rule says how many digits there are but after ${about.digits.config.iterations} iterations of routing, as in training.` : digits.reasons.length
-    ? `The capsules find no digit: ${digits.reasons.join(", and ")}.${hides("answers") ? "" : ` The longest are ${digits.named.join(" and ")}.`}` : digits.small.length
-    ? `One drawing is ${boxOf(digits.small[0]).toFixed(1)} of ${SIDE} pixels large, less than ${LEAST_BOX}: scaled to the size of a digit it would be a blob, and is left out of the image.`
+  text.append(!isRuled() && !digits.reasons.length && !digits.small.length ? `Shown are the two longest capsules: no rule says how many digits there are except after ${about.digits.config.iterations} iterations of routing, as in training.` : digits.reasons.length
+    ? `The capsules find no digit: ${digits.reasons.join(". Also, ")}.${hides("answers") ? "" : ` The longest are ${digits.named.join(" and ")}.`}` : digits.small.length
+    ? `One drawing is ${beside(boxOf(digits.small[0]), LEAST_BOX)} of ${SIDE} pixels large, less than ${LEAST_BOX}: it is left out of the image. Scaled to the size of a digit it would be a blob.`
     : `The second redrawn digit${hides("answers") ? "" : `, ${article(b)} ${b},`} ${digits.share < 0 ? `adds ${share} to` : `removes ${share} of`} the squared error that the first leaves. ${digits.found.length === 2 ? "It is found, as it removes at least" : "It is not found, as it removes less than"} ${asked}.`);
 }
 
@@ -645,7 +657,7 @@ function showEven() {
   const [routedPart, evenPart] = apart(row.after, about.digits.evenAccuracy);
   text.append(`On ${thousands(about.digits.nTest)} test images this network classifies both digits correctly in ${routedPart} with ${about.digits.config.iterations} iterations, and in ${evenPart} with even couplings. The two longest capsules count, however short they are. The network was trained with ${about.digits.config.iterations} iterations in both cases.`);
   const { iterations } = about.registered;
-  if (iterations) text.append(` Networks that were trained with three are ${iterations.mean > 0 ? "ahead of" : "behind"} those trained with one, whose couplings are even: by ${Math.abs(100 * iterations.mean).toFixed(2)} percentage points (95\u00a0% interval ${signed(100 * iterations.low)} to ${signed(100 * iterations.high)}, ${iterations.n} trainings of each, registered beforehand).`);
+  if (iterations) text.append(` Networks that were trained with three are ${iterations.mean > 0 ? "ahead of" : "behind"} those trained with one, whose couplings are even. The difference is ${Math.abs(100 * iterations.mean).toFixed(2)} percentage points (95\u00a0% interval, not adjusted, ${signed(100 * iterations.low)} to ${signed(100 * iterations.high)}, ${iterations.n} trainings of each, registered beforehand).`);
 }
 
 // The ten votes of one small capsule, and what the iteration that is shown makes of them.
@@ -770,7 +782,7 @@ function showWalk() {
   const heads = shown.map((vote) => arrow(vote, colour));
   arrow(parent, "var(--text)", { "stroke-dasharray": "5 3" });
   shape($("arrows"), "circle", { ...heads.at(-1), r: 5, style: `fill:${colour}` });
-  const which = digits.child === null ? `The ${FEW} votes for ${j}, of all ${I}, that are longest in these two numbers; of a place that you choose above, all its votes. With a dot that of the most active small capsule.` : `The ${types} votes for ${j} of the place that you chose, one of each type; with a dot that of the chosen small capsule.`;
+  const which = digits.child === null ? `Shown are the ${FEW} of all ${I} votes for ${j} that are longest in these two numbers. Choose a place above to see all its votes. The dot marks the vote of the most active small capsule.` : `The ${types} votes for ${j} of the place that you chose, one of each type. The dot marks the vote of the chosen small capsule.`;
   $("arrows-text").textContent = `${which} The larger the coupling of its vote, the thicker an arrow: ${thickness(0.1)} pixels where it is a tenth, up to ${thickness(1)}. Dashed: the capsule v. ${digits.even ? "All couplings are held at a tenth." : "A coupling grows where its vote agrees with v more than the ten votes of its small capsule do on average."}`;
   $("walk-digit").value = j;
 }
@@ -909,8 +921,11 @@ function showCouplings({ c }) {
 
 function setRouting(iteration, even) {
   Object.assign(digits, { iteration, even });
-  for (const slider of [$("iterations"), ...document.querySelectorAll(".again")]) slider.value = iteration;
-  for (const value of [$("iterations-value"), ...document.querySelectorAll(":has(> .again) > .out")]) value.textContent = iteration;
+  for (const slider of document.querySelectorAll("#iterations, .again")) {
+    slider.disabled = even && slider.className === "again"; // what stands beside it is held at the first iteration
+    slider.value = iteration;
+    slider.labels[0].querySelector(".out").textContent = slider.disabled ? 1 : iteration;
+  }
   $("even").checked = even;
   soon(updateAnswer);
 }
@@ -934,7 +949,7 @@ function setUpAnswer() {
   $("trained-iterations").textContent = digits.iteration;
   $("n-types").textContent = about.digits.config.types;
   $("n-primary").textContent = about.digits.config.side ** 2 * about.digits.config.types;
-  for (const slider of [$("iterations"), ...document.querySelectorAll(".again")]) { // in sight of all that it changes
+  for (const slider of document.querySelectorAll("#iterations, .again")) { // in sight of all that it changes
     slider.addEventListener("input", () => setRouting(Number(slider.value), digits.even));
   }
   $("even").addEventListener("change", () => setRouting(digits.iteration, $("even").checked));
@@ -955,12 +970,9 @@ function setUpAnswer() {
     const at = (x, length) => Math.round(((x / length) * SIDE - (kernel - 0.5)) / 2);
     chooseCell(at(event.clientY - box.top, box.height), at(event.clientX - box.left, box.width));
   });
-  const steps = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] };
-  canvas.addEventListener("keydown", (event) => {
-    if (!steps[event.key] || isBrowsers(event)) return;
-    event.preventDefault();
+  onArrows(canvas, (dx, dy) => {
     const cell = Math.floor(formula.shown / types);
-    chooseCell(Math.floor(cell / side) + steps[event.key][0], (cell % side) + steps[event.key][1]);
+    chooseCell(Math.floor(cell / side) + dy, (cell % side) + dx);
   });
   const [capsules, cnn] = [accuracyOf("capsnet"), accuracyOf("cnn_pool")];
   const [capsulesPart, cnnPart] = apart(capsules, cnn);
@@ -1122,7 +1134,7 @@ function setUpDrag(node, begin, move) {
 // -------------------------------------------------------------------------------------------------------- 3. a viewpoint
 
 const part = about.viewpoint;
-const view = { ...part.opening, ringJob: 0 };
+const view = { ...part.opening };
 const RING_STEP = 5; // degrees
 const VIEW_SIDE = part.config.imageSize;
 
@@ -1169,7 +1181,7 @@ function showVerdict(capsules, cnn) {
   $("verdict").replaceChildren(
     within ? "A side within the trained range. " : `A side that ${hides("cnn") ? "they were not" : "neither network was"} trained on. `,
     `It is ${the}`, bold(truth), ": the capsules are ", bold(word(capsules)), ofCnn(", the CNN is ", bold(word(cnn))), ".");
-  if (!hides("answers")) tell("verdict", hides("cnn") ? $("verdict").innerText : $("verdict").textContent);
+  tell("verdict", hides("cnn") ? $("verdict").innerText : $("verdict").textContent);
 }
 
 // The pose of the object's class, as numbers.
@@ -1263,12 +1275,12 @@ function showHand() {
 
 // The answers all round, a few azimuths at a time so that the page stays responsive.
 function updateRing() {
-  const job = ++view.ringJob;
+  const texts = [$("pose-turn"), $("ring-count")];
+  for (const node of [...texts, ...view.fields.flat()]) node.style.visibility = "hidden"; // of another object or elevation
   const right = [0, 0];
   const poses = [];
   let [k, nHeldOut] = [0, 0];
   const next = () => {
-    if (job !== view.ringJob) return; // a newer one has begun
     for (const stop = Math.min(k + 4, view.fields.length); k < stop; k++) {
       const azimuth = k * RING_STEP;
       const { capsules, cnn } = answersAt(azimuth);
@@ -1278,15 +1290,16 @@ function updateRing() {
       [capsules.scores, cnn].forEach((scores, n) => {
         const isRight = best(scores) === view.object;
         right[n] += unseen && isRight;
-        view.fields[k][n].style.stroke = isRight ? `var(--${["capsules", "cnn"][n]})` : "var(--track)";
+        Object.assign(view.fields[k][n].style, { stroke: isRight ? `var(--${["capsules", "cnn"][n]})` : "var(--track)", visibility: "" });
       });
     }
     if (k < view.fields.length) {
-      setTimeout(next);
+      view.ringTimer = setTimeout(next);
       return;
     }
     $("pose-turn").textContent = turnText(poses);
     if (nHeldOut) $("ring-count").replaceChildren(`Of ${nHeldOut} held-out azimuths the capsules classify ${right[0]} correctly`, ofCnn(`, the CNN ${right[1]}`), ".");
+    for (const node of texts) node.style.visibility = "";
   };
   clearTimeout(view.ringTimer);
   view.ringTimer = setTimeout(next, 100);
@@ -1316,7 +1329,7 @@ function openView() {
 // The page opens on a chosen view; the mean over many sets of shapes stands beside it, where it was measured.
 function showStudy() {
   const { study } = part;
-  $("study").textContent = `The page opens where the numbers of held-out azimuths that the two networks classify correctly differ most: ${part.classes[part.opening.object]} at elevation ${part.opening.elevation}°. Elevations from ${part.run.config.test_elevations.join("° to ")}° were tried in steps of 10°. That is no average. ${study
+  $("study").textContent = `The page opens with the object and elevation for which the two networks differ most in how many held-out azimuths they classify correctly: ${part.classes[part.opening.object]} at elevation ${part.opening.elevation}°. Elevations from ${part.run.config.test_elevations.join("° to ")}° were tried in steps of 10°. That is no average. ${study
     ? `These are five shapes of one seed. Over ${study.n} such sets the means on held-out views are ${studyText(study)}` : ""}`;
 }
 
@@ -1346,12 +1359,7 @@ function setUpView() {
     const perPixel = 180 / canvas.getBoundingClientRect().width;
     setView(Math.round(from.azimuth + (event.clientX - from.x) * perPixel), Math.round(from.elevation + (event.clientY - from.y) * perPixel));
   });
-  const steps = { ArrowLeft: [-5, 0], ArrowRight: [5, 0], ArrowUp: [0, -5], ArrowDown: [0, 5] };
-  canvas.addEventListener("keydown", (event) => {
-    if (!steps[event.key] || isBrowsers(event)) return;
-    event.preventDefault();
-    setView(view.azimuth + steps[event.key][0], view.elevation + steps[event.key][1]);
-  });
+  onArrows(canvas, (dx, dy) => setView(view.azimuth + 5 * dx, view.elevation + 5 * dy));
   for (const id of ["azimuth", "elevation"]) {
     $(id).addEventListener("input", () => setView(...["azimuth", "elevation"].map((name) => (name === id ? Number($(id).value) : view[name]))));
   }
@@ -1448,7 +1456,7 @@ function updatePlane() {
   $("plane-value").textContent = PLANE.iterations;
   $("plane-iterations").value = PLANE.iterations;
   $("plane-text").textContent = PLANE.iterations === 1
-    ? "All assignments are even. Each Gaussian is fitted to all of its four votes."
+    ? `All assignments are even. ${activeParents(a, r)}`
     : activeParents(a, r);
   tell("plane", $("plane-text").textContent);
 }
@@ -1479,12 +1487,7 @@ function setUpPlane() {
     const handle = shape(svg, "g", { tabindex: 0, role: "slider", class: "handle", "aria-valuemin": -PLANE.reach, "aria-valuemax": PLANE.reach, "aria-label": `Vote of child ${(n >> 1) + 1} for ${PLANE.names[n % 2]}` });
     shape(handle, "circle", { style: `fill:${COLOUR[n % 2]};stroke:var(--card);stroke-width:1.5` });
     shape(handle, "text", { "text-anchor": "middle", y: -12, class: "strong" }, `${(n >> 1) + 1}${PLANE.names[n % 2]}`);
-    handle.addEventListener("keydown", (event) => {
-      const step = { ArrowLeft: [-0.2, 0], ArrowRight: [0.2, 0], ArrowUp: [0, 0.2], ArrowDown: [0, -0.2] }[event.key];
-      if (!step || isBrowsers(event)) return;
-      event.preventDefault();
-      move(n, plane.votes[2 * n] + step[0], plane.votes[2 * n + 1] + step[1]);
-    });
+    onArrows(handle, (dx, dy) => move(n, plane.votes[2 * n] + 0.2 * dx, plane.votes[2 * n + 1] - 0.2 * dy));
     plane.handles.push(handle);
   }
   const at = (event) => {
@@ -1505,7 +1508,6 @@ function setUpPlane() {
     soon(updatePlane);
   });
   $("plane-reset").addEventListener("click", () => setPlane(START.flat(2), 1));
-  updatePlane();
 }
 
 // ------------------------------------------------------------------------------------------------------ 6. the link
@@ -1861,7 +1863,6 @@ function setUpTour() {
     for (const id of DETAILS) $(id).open = false; // they would answer
     if (lesson.only.length) restore(before.replace(/^v=\d+&|&only=[^&]*|&z=.*/g, "")); // it shows every section
     steps = TOUR.filter(({ about: what, needs = "" }) => $(what).getClientRects().length && !needs.split(" ").some(hides));
-    if (!steps.length) return;
     tour.hidden = false;
     show(0);
   });
@@ -1909,7 +1910,6 @@ async function begin() {
   const { strokes, example, kept } = drawing;
   const whole = example >= 0 && kept.includes(false) ? [{ strokes: [], example, kept: [true, true] }] : [];
   drawing.past = [...whole, ...strokes.map((_, k) => ({ strokes: strokes.slice(0, k), example, kept }))]; // of a link's drawing, stroke by stroke
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => soon(paintDrawing));
   requestAnimationFrame(() => requestAnimationFrame(() => { document.documentElement.dataset.ready = "true"; }));
 }
 
