@@ -2391,5 +2391,5 @@ def test_nothing_leaves_the_page_and_the_console_is_silent(page: Any) -> None:
     assert paths <= {"/explorer/", "/explorer.html"}  # those that test_a_static_host_serves_the_folder asks for
     assert [url for url in urls if not url.startswith(("file:", "data:", "blob:", "http://127.0.0.1:"))] == []
     files = {url.partition("#")[0].rpartition("/")[2] for url in urls if url.startswith("file:")}
-    assert files <= {PAGE.name, MEASURED, "half.html"}
+    assert files <= {PAGE.name, MEASURED, "half.html", "cut.html"}
     assert page.get_log("browser") == []
