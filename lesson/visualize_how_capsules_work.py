@@ -310,7 +310,7 @@ Config = Settings
 @dataclasses.dataclass(frozen=True)
 class Options(OutOptions):
     figures: tuple[str, ...] = choice_of_figures(*DRAWN, *OF_NETWORK)
-    threads: int = redeclared(RunOptions, "threads")
+    threads: int = redeclared(RunOptions, "threads", usual=True)
 
 
 def example(*_: Any) -> Trained:

@@ -230,6 +230,15 @@ def test_the_list_can_be_read_from_its_text() -> None:
         listed("CLAIMS = Condition('a', open('b'))")
 
 
+def test_the_seeds_of_registered_comparisons_are_fresh() -> None:
+    """No two of the same networks on the same data share one, but where they are of the same file."""
+    used: dict[tuple[str, int], str] = {}
+    for c in report.registered():
+        data = "_".join(str(c.searches and c.searches[0]).split("_")[:3])
+        for seed in range(*map(int, c.seeds.split(":"))):
+            assert used.setdefault((data, seed), c.file) == c.file, (c.file, seed)
+
+
 def commit(text: str) -> str:
     """Of a list in evidence/claims.py below the working folder."""
     path = Path("evidence/claims.py")

@@ -9,6 +9,8 @@ import contextlib
 import io
 import json
 import os
+import platform
+import random
 import re
 import shlex
 import shutil
@@ -92,14 +94,19 @@ def test_three_seeds(capsys: Capture, monkeypatch: Patch) -> None:
     assert document["reference"] == "capsules"
     assert (document["config"], document["settings"]["default"]["config"]) == ({"shift": 0.2}, {})
     assert document["environment"] == environment(threads=1)
+    versions = {"python": platform.python_version(), "numpy": np.__version__, "n_cpus": os.cpu_count()}
+    assert document["environment"].items() > versions.items()
     entry = read_comparison("results/fake/0-2.json")["settings"]["default"]
     assert entry["models"]["capsules"]["n_params"] == 1234
     assert [run["seed"] for run in entry["runs"]] == [0, 1, 2]
     assert "history" not in entry["runs"][0]
     of_model = entry["runs"][0]["models"]["cnn"]
     assert not {"train_seconds", "epoch_seconds"} & of_model.keys()
-    assert of_model["sweep"] == {"-90": round(of_model["sweep"]["-90"], 6)}
+    base = 0.5 + 0.1 * random.Random(0).random()  # to six digits
+    assert (of_model["top_accuracy"], of_model["sweep"]) == (round(base, 6), {"-90": round(base / 3, 6)})
     assert re.search(r"\| cnn +\| +top_accuracy \| +\+0\.\d{3} \| .* \| +3 of 3 \|\n", out)  # and no verdict
+    means = [f"{entry['models'][name]['top_accuracy']['mean']:.3f}" for name in ("capsules", "cnn")]
+    assert re.search(rf"\| top accuracy +\| {means[0]} ± 0\.\d{{3}} \| {means[1]} ± 0\.\d{{3}} \|\n", out)
     for seed, run in enumerate(entry["runs"]):
         two = [f"{run['models'][name]['top_accuracy']:.3f}" for name in ("capsules", "cnn")]
         assert re.search(rf"\| {seed} +\| +{two[0]} \| +{two[1]} \|", out)
@@ -115,6 +122,13 @@ def test_three_seeds(capsys: Capture, monkeypatch: Patch) -> None:
     (run,) = more["settings"]["default"]["runs"]
     assert run["history"] == {"capsules": {"loss": [1.0, 0.5]}}
     assert run["models"]["cnn"]["train_seconds"] > 0
+
+
+def test_metrics_of_an_angle_are_in_the_file_alone(capsys: Capture) -> None:
+    SCRIPT.write_text(FAKE.replace('"loss": 1 - v', '"loss": 1 - v, "azimuth_60_accuracy": v'))
+    assert compare("--seeds 0") == 0
+    assert "azimuth" not in capsys.readouterr().out
+    assert "azimuth_60_accuracy" in load("0")["settings"]["default"]["runs"][0]["models"]["cnn"]
 
 
 def test_the_capsules_are_compared_with_the_others_wherever_they_stand() -> None:

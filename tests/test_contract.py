@@ -131,7 +131,7 @@ WRONG = {  # by what the help calls a value
     "N": ["x", "", "1.5", "nan", "1,5", f"{10**30}", f"-{10**30}", "1\n2"],
     "X": ["x", "", "nan", "inf", "1e400", "-1e30", "1e30", "0x10"],
     "A,B": ["nosuch", "", ","],
-    "A:B": ["", "0", ":", "a:b", "150:0", "0:nan", "0:1e9", "-1e9:0", "0:10:20"],
+    "A:B": ["", "0", ":", "a:b", "150:0", "0:nan", "0:1e9", "-1e9:0", "0:10:20", "0:400"],
     "DIR": [""], "FILE": [""], "FILES": [""],
 }
 
@@ -518,7 +518,8 @@ def test_a_file_that_cannot_be_replaced_is_written_in_its_place(tmp_path: Path, 
     path = tmp_path / "file"
     path.write_bytes(b"an older and longer text")
     monkeypatch.setattr(os, "replace", busy)
-    for number, content in ((errno.EROFS, b"in a read-only folder"), (errno.EBUSY, b"new")):
+    for number in (errno.EROFS, errno.EACCES, errno.EPERM, errno.EBUSY):
+        content = f"new {number}".encode()
         numbers.append(number)
         write_file(path, content)
         assert [(p.name, p.read_bytes()) for p in tmp_path.iterdir()] == [("file", content)]
@@ -578,6 +579,14 @@ def test_a_stream_that_lacks_a_letter_shows_its_number(monkeypatch: Patch) -> No
     monkeypatch.setattr(sys, "stdout", stream)
     assert smallnorb.script(lambda argv: print("0.7 ± 0.1"))() == 0
     assert (content.getvalue(), stream.errors) == (b"0.7 \\xb1 0.1\n", "strict")
+
+
+def test_what_does_not_fit_into_memory_is_one_line(capsys: Capture) -> None:
+    def main(argv: object) -> None:
+        raise MemoryError("Unable to allocate 9 GiB")
+
+    assert smallnorb.script(main)() == 1
+    assert capsys.readouterr() == ("", "error: Unable to allocate 9 GiB\n")
 
 
 def test_a_data_module_in_the_way_is_named(tmp_path: Path, monkeypatch: Patch) -> None:
@@ -658,6 +667,15 @@ def test_same_seed_same_bits_whatever_is_trained_besides(experiment: Experiment,
     assert {*both.states} == {first, last}  # the checkpoint keeps what it had
     other = finished(experiment, experiment.argv(f"--models {last} --seed 1"), tmp_path / "other").states[last]
     assert all((other.params[key] != p).any() for key, p in alone.states[last].params.items() if key.endswith(".w"))
+
+
+def test_threads_reach_what_computes(experiment: Experiment, monkeypatch: Patch) -> None:
+    """Fewer would change no accuracy, and take longer."""
+    place = "blas_threads" if experiment.name == BASE[0] else "Workers"
+    monkeypatch.setattr(experiment.script, place, asked := Mock(wraps=getattr(experiment.script, place)))
+    of_one = f" --models {experiment.models[-1]}" if len(experiment.models) > 1 else ""
+    assert experiment.script.main(experiment.argv(f"--threads 3{of_one}")) == 0
+    assert {call.args for call in asked.call_args_list} == {(3,)}
 
 
 # --- In a notebook: no flags of the kernel, and all as it was before --------------------------------------------------

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -253,11 +254,15 @@ def test_settings_are_chosen_on_training_digits_that_are_not_trained_on() -> Non
         multimnist.without_test(every, 60)
 
 
-def test_what_is_chosen_by_objects_is_said_to_be_validated() -> None:
-    for n_val_objects in (None, 1):
-        config = conv.Config(dataset="toys", held_out="nothing", n_val_objects=n_val_objects)
-        said = conv.describe({"config": dataclasses.asdict(config), "dataset": "toys", "seed": 0})
-        assert ("validation objects" in said) == (n_val_objects is not None)
+@pytest.mark.parametrize(("script", "field", "of"), [
+    (conv, "n_val_objects", {"dataset": "toys", "held_out": "nothing"}),
+    *((script, "n_val", {"dataset": "mnist"}) for script in (conv, multimnist)),
+])
+def test_what_settings_are_chosen_by_is_said_to_be_validated(script: Any, field: str, of: dict[str, Any]) -> None:
+    for n in (None, 1):
+        config = dataclasses.asdict(script.Config(**of, **{field: n}))
+        said = script.describe({"config": config, "dataset": of["dataset"], "seed": 0})
+        assert (f"validation {'objects' if 'objects' in field else 'digits'}" in said) == (n is not None)
 
 
 @pytest.mark.usefixtures("marked")
@@ -326,6 +331,17 @@ def test_jitter_is_drawn_for_each_image() -> None:
     rows, columns = np.argwhere(smallnorb.crop(points, rng) > 5)[:, 1:3].T
     assert (set(rows), set(columns)) == (set(range(4, 21)), set(range(12, 29)))  # crops begin at 0 to 16
     np.testing.assert_array_equal(smallnorb.crop(image[None], None), image[None, 8:40, 8:40])  # of a test
+
+
+@of_views
+def test_images_of_a_training_are_cropped_at_random_and_no_others(script: Any, monkeypatch: Patch) -> None:
+    """Each batch by numbers of its own."""
+    monkeypatch.setattr(smallnorb, "crop", crop := Mock(wraps=smallnorb.crop))
+    config = script.Config(**FEW_VIEWS | {"cnn_epochs": 2})  # of one step
+    script.train_all(config, script.make_data(config), names=("cnn",))
+    generators = [call.args[1] for call in crop.call_args_list]
+    assert len({rng.random() for rng in generators if rng}) == 2 < len(generators)
+    assert [len(call.args[0]) for call in crop.call_args_list if call.args[1]] == [10, 10]
 
 
 # --- Attacks: how far a pixel may be moved ----------------------------------------------------------------------------

@@ -289,6 +289,10 @@ def test_planted_faults(page: Path, capsys: Capture) -> None:
         lines = faults(capsys)
         assert any(message in line for line in lines), lines
         assert all(line.startswith("results/fake/r.json") for line in lines)
+    save_result(path, document)
+    path = Path("results/benchmarks/b.json")  # a command that compares no seeds
+    save_result(path, changed(load(str(path)), ("command",), "python fake.py --out-json x.json"))
+    assert faults(capsys) == [f"{path}: its command writes x.json"]
     changes: list[Json] = [{}, {"environment": {}}, {"seeds": []}, {"c": 0}]
     assert len({results.checksum(document | change) for change in changes}) == 4
 

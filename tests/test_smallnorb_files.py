@@ -139,6 +139,13 @@ def test_settings_are_chosen_on_other_objects(folder: Path, held_out: str) -> No
     assert content(*tests) == content(images[held])
 
 
+@pytest.mark.parametrize("standardize", ["image", "none"])
+def test_all_views_are_standardized_or_not_as_asked(standardize: str, folder: Path) -> None:
+    config = conv.Config(dataset="smallnorb", data_dir=folder, held_out="nothing", standardize=standardize)
+    expected = smallnorb.read_smallnorb(folder, ("training", None), standardize).images
+    np.testing.assert_array_equal(conv.make_data(config).train.images, expected)
+
+
 # --- Damaged sets, each of which breaks a sound one in one way --------------------------------------------------------
 
 

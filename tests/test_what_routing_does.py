@@ -160,6 +160,13 @@ def test_a_study_in_its_plain_form_is_the_fast_one_with_the_settings_of_the_run(
     assert losses[1] == pytest.approx(losses[0], rel=1e-9)
 
 
+@pytest.mark.parametrize("loss", ["spread", "cross-entropy"])
+def test_class_capsules_have_a_bias_where_the_loss_sees_their_poses(loss: str) -> None:
+    model = study.matrix_capsules(conv.Config(dataset="shapes", loss=loss), vote_bias="learned")
+    biases = {key for key in model.init_params(np.random.default_rng(0)) if key.endswith(".bias")}
+    assert biases == {"convcaps1.bias", "convcaps2.bias"} | ({"class.bias"} if loss == "cross-entropy" else set())
+
+
 def test_the_published_code_divides_primary_capsules_alone() -> None:
     parts, s = study.make_parts(multimnist.Config(), activation="published"), np.linspace(-3, 3, 16).reshape(2, 8)
     np.testing.assert_array_equal(parts.primary.forward(s)[0], multimnist.squash_forward(s / 32 + 0.1)[0])

@@ -187,6 +187,13 @@ def test_the_gradient_of_the_capsnet_on_colours() -> None:
     check_gradient(loss, params, multimnist.capsnet_loss_and_grads(params, batch, 4, config)[1], rng)
 
 
+def test_the_seed_draws_the_test_set_and_the_order_of_the_images(trained: Trained) -> None:
+    data, other = (m.make_data(m.Config(data_dir=trained[0], seed=seed)) for seed in (0, 1))
+    assert (data.test.images != other.test.images).any()
+    first, second = (m.training_batch(data, m.Config(seed=seed), 0).images for seed in (0, 1))
+    assert (first != second).any()
+
+
 def test_epochs_follow_from_the_number_of_pictures(trained: Trained) -> None:
     data = m.make_data(m.Config(data_dir=trained[0]))
     for n, expected in ((48, 30), (2000, 30), (6000, 10), (60_000, 1), (200_000, 1)):
