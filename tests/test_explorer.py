@@ -254,7 +254,7 @@ def test_a_page_is_written_anew_with_its_networks(tmp_path: Path, capsys: Any) -
     assert str(page) in failure(explorer, argv, capsys)
 
 
-def test_what_a_kept_page_measures_again_is_what_was_measured(made: str, tmp_path: Path) -> None:
+def test_what_a_kept_page_measures_again_is_what_was_measured(made: str, tmp_path: Path, capsys: Any) -> None:
     page = tmp_path / "page.html"
     page.write_text(made)
     about, weights = explorer.read_page(page)
@@ -265,6 +265,10 @@ def test_what_a_kept_page_measures_again_is_what_was_measured(made: str, tmp_pat
     old, new = (json.loads(embedded(text, "about")) for text in (made, page.read_text()))
     old["digits"]["accuracies"][0]["before"] = 0.25
     assert new == {**old, "measuredCommit": git_commit()}
+    about["digits"]["run"]["config"]["seed"] += 1
+    page.write_bytes(explorer.page_of(about, weights))
+    said = failure(explorer, ["--keep", "--data-dir", str(digits_folder()), "--out", str(page)], capsys)
+    assert "give other test images than the page shows: make it anew" in said
 
 
 def test_a_wrong_command_line_is_one_line(checkpoints: tuple[Path, Path], tmp_path: Path, capsys: Any) -> None:
