@@ -79,9 +79,9 @@ class Config(CapsNetConfig):
         help="Train on N digits.", shown="all that are not held out for validation")
     n_epochs: int = redeclared(CapsNetConfig, "n_epochs", 12)
     batch_size: int = redeclared(CapsNetConfig, "batch_size", 16)
-    lr: float = redeclared(CapsNetConfig, "lr", 4e-3, help="Learning rate of the capsule network;"
-        " that of both CNNs is 0.002. It rises for 100 steps and falls linearly to 0 at the end.")
-    cnn_lr: float = 2e-3  # of both CNNs
+    lr: float = redeclared(CapsNetConfig, "lr", 4e-3, help="Learning rate of the capsule network."
+        " It rises for 100 steps and falls linearly to 0 at the end.")
+    cnn_lr: float = setting(2e-3, float_in(1e-9, 10), "The same for both CNNs.")
     optimizer: str = "adam"
     weight_decay: float = 0.0
     canvas: int = setting(multimnist.DIGIT_SIDE, (multimnist.DIGIT_SIDE, AFFNIST_SIDE), "Side of the images in pixels:"
