@@ -349,7 +349,7 @@ def seed_list(text: str) -> list[int]:
 
 def axis(text: str) -> tuple[str, list[str]]:
     """em-iters=1,2,3"""
-    if not re.fullmatch(r"[a-z][a-z0-9-]*=[^,]+(,[^,]+)*", text):
+    if not re.fullmatch(r"[a-z][a-z0-9_-]*=[^,]+(,[^,]+)*", text):
         raise argparse.ArgumentTypeError(f"{text!r} is not FLAG=VALUE,VALUE,...")
     name, values = text.split("=", 1)
     return name, values.split(",")

@@ -393,6 +393,7 @@ def test_killed_its_runs_end_by_themselves_and_count() -> None:
     ("smallnorb_novel_viewpoint --n-epochs 3", "--n-epochs 3; flags of the experiment stand after --"),
     ("smallnorb_novel_viewpoint --grid em-iters=1,x", "argument --em-iters: 'x' is not a whole number"),
     ("smallnorb_novel_viewpoint --grid colour=red,blue", "unrecognized arguments: --colour=red"),
+    ("smallnorb_novel_viewpoint --grid em_iters=1,2", "(did you mean --em-iters?)"),
     ("conv_matrix_capsules -- --dataset smallnorb", "argument --data-dir: goes with --dataset smallnorb"),
     ("claims", "claims.py is no experiment, as smallnorb_novel_viewpoint is: it has neither Config and Options"),
     ("visualize_multimnist_capsnet", "unrecognized arguments: --out-json=x.json"),
