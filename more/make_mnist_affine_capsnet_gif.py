@@ -42,7 +42,8 @@ class Turning:
     def __init__(self, run: Run, n_frames: int) -> None:
         self.angles = np.linspace(SWEEP[0], SWEEP[-1], n_frames)
         chosen = figures.first_of_each_class(run.data.test_labels)[list(SHOWN)]
-        self.images = np.stack([figures.turned(run, chosen, angle) for angle in self.angles])  # (frames, n, S, S)
+        turned = [affine.rotated_digits(run.data, run.config, angle, chosen) for angle in self.angles]
+        self.images = np.stack(turned)  # (frames, n, S, S)
         models, labels = affine.make_models(run.config), np.tile(SHOWN, n_frames)
         batch = affine.single_digits(self.images.reshape(-1, *self.images.shape[2:]), labels)
         self.outputs = {}  # of each model lengths of capsules, or probabilities (frames, n, J)

@@ -375,12 +375,18 @@ def train(model: Network, config: Config, data: Data, state: TrainState, workers
 # --- Tests ------------------------------------------------------------------------------------------------------------
 
 
+def rotated_digits(data: Data, config: Config, degrees: float, chosen: Array | slice) -> Array:
+    """Images (n, S, S) of chosen test digits, rotated by an angle."""
+    digits = data.test_images[chosen] * np.dtype(config.dtype).type(1 / 255)
+    shift = evaluation_shifts(config, len(data.test_labels), 0)[chosen]
+    return on_canvas(rotate(digits, degrees), shift, config)
+
+
 def rotated_set(data: Data, config: Config, degrees: float = 0.0, n: int | None = None) -> Batch:
     """The test digits rotated by an angle (upright at 0), or n of them, evenly spaced."""
-    shift = evaluation_shifts(config, len(data.test_labels), 0)
-    chosen = slice(None) if n is None else np.linspace(0, len(shift) - 1, min(n, len(shift))).round().astype(np.intp)
-    rotated = rotate(data.test_images[chosen] * np.dtype(config.dtype).type(1 / 255), degrees)
-    return single_digits(on_canvas(rotated, shift[chosen], config), data.test_labels[chosen])
+    n_all = len(data.test_labels)
+    chosen = slice(None) if n is None else np.linspace(0, n_all - 1, min(n, n_all)).round().astype(np.intp)
+    return single_digits(rotated_digits(data, config, degrees, chosen), data.test_labels[chosen])
 
 
 def affnist_set(data: Data, config: Config) -> Batch:

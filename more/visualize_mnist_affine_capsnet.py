@@ -68,14 +68,6 @@ def first_of_each_class(labels: Array) -> Array:
     return np.array([np.flatnonzero(labels == j)[0] for j in range(J)])
 
 
-def turned(run: Run, chosen: Array, angle: float) -> Array:
-    """Images (n, S, S) of chosen test digits, turned by an angle: those of the rotated test set."""
-    config, data = run.config, run.data
-    digits = data.test_images[chosen] * np.dtype(config.dtype).type(1 / 255)
-    shift = affine.evaluation_shifts(config, len(data.test_labels), 0)[chosen]
-    return affine.on_canvas(affine.rotate(digits, angle), shift, config)
-
-
 def angle_axis(ax: Axes, step: int = 30) -> None:
     ax.set_xlim(SWEEP[0], SWEEP[-1])
     ticks = range(-90, 91, step)
@@ -103,7 +95,7 @@ def draw_rotation_sweep(run: Run) -> Figure:
     example = first_of_each_class(run.data.test_labels)[4:5]
     for tick in range(-90, 91, 30):  # one digit, rotated as the axis says
         inset = left.inset_axes((tick - 10, 1.02, 20, 0.2), transform=left.get_xaxis_transform())
-        show_pictures(inset, turned(run, example, tick)[None])
+        show_pictures(inset, affine.rotated_digits(run.data, run.config, tick, example)[None])
         inset.set_anchor("S")
     for angle in run.config.rotation:
         if SWEEP[0] < angle < SWEEP[-1]:

@@ -38,14 +38,6 @@ def run() -> figures.Run:
     return figures.Run(config, affine.make_data(config), states, "seed 123", tested=tested)
 
 
-@pytest.mark.parametrize("canvas", [28, 40])
-def test_turned_digits_are_those_of_the_test_sets(run: figures.Run, canvas: int) -> None:
-    run = run._replace(config=dataclasses.replace(run.config, canvas=canvas))
-    for angle in (0, 35):
-        expected = affine.rotated_set(run.data, run.config, angle).images
-        np.testing.assert_array_equal(figures.turned(run, np.arange(60), angle), expected)
-
-
 def test_the_median_seed_is_that_of_the_largest_rotation(monkeypatch: Patch) -> None:
     monkeypatch.setattr(figures, "load_or_train", asked := Mock(side_effect=UserError))
     with pytest.raises(OSError):
