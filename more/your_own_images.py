@@ -49,10 +49,8 @@ from more.conv_matrix_capsules import Examples
 from multimnist_capsnet import Workers, default_threads
 from smallnorb_novel_viewpoint import (
     FOLDER, NO_OPTIONS, OUTPUT, Callback, Session, SettingError, Settings, Stream, TrainState, UserError, adamw_of,
-    count_params,
-    fraction_right, generator, int_in, list_of, model_metrics, one_line, one_of, parse, permutation,
-    print_message, read_checkpoint, report, require_own_outputs, result_document, script, setting,
-    write_file,
+    count_params, fraction_right, generator, int_in, list_of, model_metrics, one_line, one_of, parse, permutation,
+    print_message, read_checkpoint, report, require_own_outputs, result_document, script, setting, write_file,
 )
 from support.experiment import PredictOptions, require_alone, require_writable, unfinished
 from support.tables import class_accuracies, confusion_lines, confusion_matrix, describe_classes
@@ -163,10 +161,10 @@ class Network(NamedTuple):
     part_size: int  # images on which one thread works at a time
 
 
-def sized(settings: Any, config: Config, **more: Any) -> Any:
+def sized(settings: Any, config: Config) -> Any:
     """The settings of another script's networks, for these images."""
-    own = {"image_size": config.image_size, "in_channels": config.channels, "n_classes": len(config.class_names)}
-    return settings(plain=config.plain, **own, **more)
+    return settings(image_size=config.image_size, in_channels=config.channels, n_classes=len(config.class_names),
+                    plain=config.plain)
 
 
 def make_models(config: Config) -> dict[str, Network]:

@@ -174,8 +174,9 @@ def test_colours_reach_every_network(tmp_path: Path) -> None:
 
 def test_the_gradient_of_the_capsnet_on_colours() -> None:
     own = m.Config(image_size=21, colour="rgb", class_names=("a", "b", "c"), plain=True)
-    sizes = {"conv_channels": 3, "primary_types": 2, "decoder": (5, 7), "dtype": "float64"}
-    config, rng = m.sized(multimnist.CapsNetConfig, own, **sizes), np.random.default_rng(0)
+    sizes: dict[str, Any] = {"conv_channels": 3, "primary_types": 2, "decoder": (5, 7), "dtype": "float64"}
+    config = dataclasses.replace(m.sized(multimnist.CapsNetConfig, own), **sizes)
+    rng = np.random.default_rng(0)
     params = multimnist.capsnet_init(rng, config)
     assert params["decoder3.w"].shape[1] == 21 * 21 * 3
     images = rng.random((4, 21, 21, 3))
