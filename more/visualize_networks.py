@@ -8,11 +8,10 @@ writes viz/networks/EXPERIMENT.svg for each experiment with its default settings
 from __future__ import annotations
 
 from support.figures import (
-    BLACK, BLUE, GREEN, GREY, ORANGE, WIDTH, OutOptions, Settings, darkened, figure_style, lightened, make_figure,
-    write_if_changed,
+    BLACK, BLUE, GREEN, GREY, ORANGE, WIDTH, ModelStyle, OutOptions, Settings, darkened, figure_style, lightened,
+    make_figure, write_if_changed,
 )
 
-import importlib
 import io
 import sys
 from collections.abc import Callable, Sequence
@@ -26,7 +25,12 @@ from matplotlib.patches import Circle, FancyArrowPatch, Rectangle
 
 import multimnist_capsnet as multimnist
 import smallnorb_novel_viewpoint as smallnorb
-from more import conv_matrix_capsules as conv, mnist_affine_capsnet as affine
+import visualize_multimnist_capsnet as of_composites
+import visualize_smallnorb_novel_viewpoint as of_views
+from more import (
+    conv_matrix_capsules as conv, mnist_affine_capsnet as affine, visualize_conv_matrix_capsules as of_grids,
+    visualize_mnist_affine_capsnet as of_digits,
+)
 from smallnorb_novel_viewpoint import count_params, parse, script
 
 Array = np.ndarray
@@ -107,11 +111,11 @@ def conv_stages(config: Any, params: dict[str, Array]) -> list[Stage]:
 
 
 Stages = Callable[[Any, dict[str, Array]], list[Stage]]
-NETWORKS: dict[str, tuple[Any, Stages, Any]] = {
-    smallnorb.EXPERIMENT: (smallnorb, view_stages, smallnorb.Config()),
-    multimnist.EXPERIMENT: (multimnist, capsnet_stages, multimnist.Config()),
-    affine.EXPERIMENT: (affine, capsnet_stages, affine.Config()),
-    conv.EXPERIMENT: (conv, conv_stages, conv.Config(dataset="shapes")),
+NETWORKS: dict[str, tuple[Any, Stages, Any, dict[str, ModelStyle]]] = {
+    smallnorb.EXPERIMENT: (smallnorb, view_stages, smallnorb.Config(), of_views.MODELS),
+    multimnist.EXPERIMENT: (multimnist, capsnet_stages, multimnist.Config(), of_composites.MODELS),
+    affine.EXPERIMENT: (affine, capsnet_stages, affine.Config(), of_digits.MODELS),
+    conv.EXPERIMENT: (conv, conv_stages, conv.Config(dataset="shapes"), of_grids.MODELS),
 }
 
 
@@ -147,18 +151,12 @@ def draw_stage(ax: Axes, x: float, y: float, stage: Stage, largest: int) -> floa
     return 0.08
 
 
-def figures_of(script: Any) -> str:
-    """The module that draws a script's figures, beside it."""
-    room, _, name = script.__name__.rpartition(".")
-    return f"{room}.visualize_{name}".lstrip(".")
-
-
 def draw_network(name: str) -> Figure:
-    script, stages_of, config = NETWORKS[name]
+    script, stages_of, config, styles = NETWORKS[name]
     models = script.make_models(config)
     params = {key: model.init_params(np.random.default_rng(0)) for key, model in models.items()}
     capsules, *others = models
-    stages, styles = stages_of(config, params[capsules]), importlib.import_module(figures_of(script)).MODELS
+    stages = stages_of(config, params[capsules])
     baselines = "; ".join(f"{styles[key].label}: {count_params(params[key]):,}" for key in others)
     subtitle = f"{count_params(params[capsules]):,} parameters (of each layer in green); {baselines}"
     fig = make_figure(HEIGHT + 0.6, f"The capsule network of {name}.py", subtitle)

@@ -30,7 +30,7 @@ STAGES = {  # written by hand from the scripts' docstrings
 
 @pytest.mark.parametrize("name", networks.NETWORKS)
 def test_a_drawing_has_the_shapes_of_the_network_and_all_its_parameters(name: str) -> None:
-    script, stages_of, config = networks.NETWORKS[name]
+    script, stages_of, config, _ = networks.NETWORKS[name]
     params = next(iter(script.make_models(config).values())).init_params(np.random.default_rng(0))
     stages = stages_of(config, params)
     assert [stage.shape for stage in stages] == STAGES[name]
