@@ -316,21 +316,18 @@ def draw_histories(
     an accuracy, on a log axis, accuracies from 0 to 1 with a line at ``chance``, labelled ``below`` it or above."""
     fig = make_figure(3.75, "Training", subtitle)
     head_legend(fig, model_handles(styles[name] for name in states))
-    histories = {name: state.history for name, state in states.items()}
     for ax, (metric, title) in zip(fig.subplots(1, len(titles)), titles.items(), strict=True):
-        if is_error := metric.endswith("error"):
-            accuracy = metric.replace("error", "accuracy")
-            curves = {name: 1 - np.array(history[accuracy]) for name, history in histories.items()}
-        else:
-            curves = {name: np.array(history[metric]) for name, history in histories.items() if metric in history}
+        is_error, stored = metric.endswith("error"), metric.replace("error", "accuracy")
+        curves = {name: np.array(state.history[stored]) for name, state in states.items() if stored in state.history}
+        if "accuracy" not in metric:
+            curves = {name: np.maximum(1 - values if is_error else values, 1e-8) for name, values in curves.items()}
         for name, values in curves.items():
-            shown = values if "accuracy" in metric else np.maximum(values, 1e-8)
             style = model_line(styles[name], markevery=max(1, len(values) // 10), clip_on=False, zorder=3)
-            ax.plot(np.arange(1, len(values) + 1), shown, **style)
+            ax.plot(np.arange(1, len(values) + 1), values, **style)
         if "accuracy" in metric:
             accuracy_axis(ax, None, chance, below=below)
         elif "loss" in metric or is_error:
-            decades = np.log10(np.maximum(np.concatenate(list(curves.values())), 1e-8))
+            decades = np.log10(np.concatenate(list(curves.values())))
             ax.set_yscale("log")
             ax.set_ylim(10 ** np.floor(decades.min()), 10 ** np.ceil(decades.max() + 1e-6))
             ax.yaxis.set_minor_formatter(NullFormatter())
