@@ -405,9 +405,9 @@ class Run(NamedTuple):
 def load_or_train(
     experiment: Any, options: Any, asked: Any, given: Collection[str],
     resolve: Callable[[Any, Any], Any] = lambda config, data: config, median_of: tuple[Path, str, str] | None = None,
-    names: Collection[str] | None = None, **finished: Any,
+    **finished: Any,
 ) -> Run:
-    """The training of --checkpoint, see ``load_finished``, or else a new one, of all models or of these ``names``.
+    """The training of --checkpoint, see ``load_finished``, or else a new one of all models.
 
     ``resolve(config, data)`` fills in what depends on the data; it raises UserError where nothing can be drawn.
     ``median_of``: results, model and metric; unless a seed is given, the new training is of the seed whose metric is
@@ -423,7 +423,7 @@ def load_or_train(
         who, reported = f"seed {config.seed}", []
     config = resolve(config, data)
     run_options = RunOptions(quiet=options.quiet, threads=options.threads)
-    states = states or experiment.train_all(config, data, run_options, names=names)
+    states = states or experiment.train_all(config, data, run_options)
     return Run(config, data, states, who, reported)
 
 

@@ -137,7 +137,7 @@ def test_an_unfinished_checkpoint_is_an_error() -> None:
 def test_a_new_training_is_of_the_median_of_the_reported_seeds_unless_one_is_given(
     tmp_path: Path, monkeypatch: Patch
 ) -> None:
-    """Of the models that are asked for, with so many threads."""
+    """With so many threads."""
     monkeypatch.setattr(figures, "ROOT", tmp_path)
     runs = [{"seed": 200 + k, "models": {"cnn": {"accuracy": a}}} for k, a in enumerate((0.9, 0.5, 0.7, 0.6))]
     settings = {"other": {"config": {"n_epochs": 9}, "runs": runs[:1]}, "default": {"config": {}, "runs": runs}}
@@ -148,12 +148,12 @@ def test_a_new_training_is_of_the_median_of_the_reported_seeds_unless_one_is_giv
     def run(config: Any, given: set[str], path: str = "r.json", data: Any = "data", file: Any = None) -> figures.Run:
         experiment = SimpleNamespace(make_data=lambda config: data, train_all=train_all)
         options, place = SimpleNamespace(checkpoint=file, quiet=True, threads=3), (Path(path), "cnn", "accuracy")
-        return figures.load_or_train(experiment, options, config, given, median_of=place, names=("cnn",))
+        return figures.load_or_train(experiment, options, config, given, median_of=place)
 
     asked, median, trained = Config(seed=3), Config(seed=203), {"cnn": 1}
     assert run(asked, {"lr"}) == figures.Run(median, "data", trained, "seed 203, the median of 4", runs)
     *seen, options = train_all.call_args.args
-    assert (seen, train_all.call_args.kwargs) == ([median, "data"], {"names": ("cnn",)})
+    assert seen == [median, "data"]
     assert (options.quiet, options.threads) == (True, 3)
     assert run(asked, {"seed"}) == figures.Run(asked, "data", trained, "seed 3", runs)
     for config, path in ((Config(seed=3, lr=7.0), "r.json"), (asked, "none.json")):
