@@ -89,7 +89,7 @@ def make_parser() -> argparse.ArgumentParser:
         " every registered comparison: about an hour on one thread.")
     parser.add_argument("--n-seeds", type=int_in(1, 10_000).convert, default=1, metavar="N",
         help="Run the first N seeds of each. Default: 1.")
-    parser.add_argument("--out", type=path_of, metavar="FILE", help=f"File of the result. Default: {OUT}.")
+    parser.add_argument("--out", type=path_of, default=OUT, metavar="FILE", help=f"File of the result. Default: {OUT}.")
     parser.add_argument("--help-all", action="help", help=argparse.SUPPRESS)
     return parser
 
@@ -97,16 +97,15 @@ def make_parser() -> argparse.ArgumentParser:
 @script
 def main(argv: Sequence[str]) -> None:
     args = make_parser().parse_args(argv)
-    out = args.out or OUT
-    require_writable(out)
+    require_writable(args.out)
     rows = []
     for where in args.results or registered():
         rows.append(compare(where, args.n_seeds))
         print(markdown(COLUMNS, [[show(cell) for cell in rows[-1]]]).splitlines()[-1], flush=True)
     command = shlex.join(["python", "-m", "evidence.again", *args.results, "--n-seeds", str(args.n_seeds),
-                          "--out", str(out)])
+                          "--out", str(args.out)])
     tables = {"again": {"columns": COLUMNS, "rows": rows}}
-    save_result(out, {"command": command, "environment": environment(1), "tables": tables})
+    save_result(args.out, {"command": command, "environment": environment(1), "tables": tables})
 
 
 if __name__ == "__main__":
