@@ -568,15 +568,14 @@ def figure_script(
     def main(argv: Sequence[str]) -> None:
         asked, chosen, given = parse(config, options, argv, about, *examples,
                                      epilog=f"The pictures go to DIR/{name}/, where DIR is --outdir.")
-        folder, wanted = chosen.outdir / name, getattr(chosen, "figures", ()) or drawers
-        require_writable(*(folder / f"{figure}.png" for figure in drawers if figure in wanted))
+        wanted = getattr(chosen, "figures", ()) or drawers
+        paths = {figure: chosen.outdir / name / f"{figure}.png" for figure in drawers if figure in wanted}
+        require_writable(*paths.values())
         with blas_threads(getattr(chosen, "threads", 1)):
-            run = prepare(asked, chosen, given) if set(wanted) & set(of_run) else None
-            for figure, draw in drawers.items():
-                if figure in wanted:
-                    whole = functools.partial(draw, run) if figure in of_run else draw
-                    path, colours = folder / f"{figure}.png", (n_colours or {}).get(figure)
-                    write_figure(path, whole, colours, chosen.overwrite)
+            run = prepare(asked, chosen, given) if paths.keys() & of_run.keys() else None
+            for figure, path in paths.items():
+                draw = functools.partial(of_run[figure], run) if figure in of_run else drawers[figure]
+                write_figure(path, draw, (n_colours or {}).get(figure), chosen.overwrite)
 
     return main
 
