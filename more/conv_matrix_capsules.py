@@ -482,9 +482,7 @@ def conv_capsnet_init(rng: np.random.Generator, config: Config) -> Params:
     return params
 
 
-def conv_capsnet_forward(
-    params: Params, x: Array, config: Config, routing: Routing = FAST
-) -> tuple[Array, ConvCapsnetCache]:
+def conv_capsnet_forward(params: Params, x: Array, config: Config, routing: Routing) -> tuple[Array, ConvCapsnetCache]:
     """x (B, H, W, C) -> class scores (B, J)."""
 
     def route(
@@ -512,7 +510,7 @@ def conv_capsnet_forward(
 
 
 def conv_capsnet_backward(
-    dscores: Array, cache: ConvCapsnetCache, config: Config, routing: Routing = FAST, need_dx: bool = False
+    dscores: Array, cache: ConvCapsnetCache, config: Config, routing: Routing, need_dx: bool = False
 ) -> tuple[Params, Array | None]:
     """dscores (B, J) -> gradients under the parameters' names, and dx (B, H, W, C) where needed."""
     dmu, da = class_scores_backward(dscores, cache.mu, config.loss)
