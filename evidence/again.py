@@ -22,7 +22,8 @@ from evidence import claims
 from smallnorb_novel_viewpoint import Parser, UserError, int_in, path_of, script
 from support.experiment import ROOT, require_writable
 from support.result_tables import markdown, show
-from support.results import environment, read_result, save_result
+from support.results import environment, save_result
+from support.statistics import read_comparison
 
 Json = dict[str, Any]
 OUT = Path("results/again.json")
@@ -33,17 +34,6 @@ def registered() -> list[str]:
     """FILE or FILE#PART of each side of the registered comparisons, once."""
     sides = (side.file for claim in claims.REGISTERED for c in claim.conditions for side in claims.sides(c))
     return [f"results/{file}" for file in dict.fromkeys(sides)]
-
-
-def read_part(where: str) -> Json:
-    """Raises UserError where there is no comparison of seeds."""
-    file, _, part = where.partition("#")
-    document = read_result(Path(file))
-    found = document.get("parts", {}).get(part) if part else document
-    if not found or "settings" not in found:
-        parts = ", ".join(document.get("parts", ()))
-        raise UserError(f"{where} is no comparison of seeds" + (f"; {file} has the parts {parts}" if parts else ""))
-    return dict(found)
 
 
 def run_again(where: str, seeds: Sequence[int], command: str) -> Json:
@@ -57,7 +47,7 @@ def run_again(where: str, seeds: Sequence[int], command: str) -> Json:
         if done.returncode:
             raise UserError(f"{where} could not be run again: {done.stderr.strip().rpartition(chr(10))[2]}")
         part = where.partition("#")[2]
-        return read_part(f"{out}#{part}" if part else out)
+        return read_comparison(f"{out}#{part}" if part else out)
 
 
 def metrics(document: Json, seeds: Sequence[int]) -> dict[tuple[str, ...], float]:
@@ -73,7 +63,7 @@ def metrics(document: Json, seeds: Sequence[int]) -> dict[tuple[str, ...], float
 def compare(where: str, n_seeds: int) -> list[Any]:
     """A row of the table: how many numbers there are, how many of them come out the same to the last digit of the file,
     and the mean of the headline metric, then and now."""
-    document = read_part(where)
+    document = read_comparison(where)
     seeds = [run["seed"] for run in next(iter(document["settings"].values()))["runs"]][:n_seeds]
     then, now = (metrics(d, seeds) for d in (document, run_again(where, seeds, document["command"])))
     headline = (document["reference"], document["headline"])

@@ -9,6 +9,7 @@ import pytest
 import compare_seeds
 from evidence import again, claims
 from support.results import read_result, save_result
+from support.statistics import read_comparison
 
 Capture = pytest.CaptureFixture[str]
 TINY = "smallnorb_novel_viewpoint --seeds 3:5 --part cnn --threads 1"
@@ -43,8 +44,8 @@ def test_what_cannot_be_run_again_is_said_in_a_line(path: Path, capsys: Capture)
     document["parts"]["cnn"]["command"] = document["parts"]["cnn"]["command"].replace("--models", "--networks")
     save_result(path.with_name("old.json"), document)
     for where, why in (
-        (path, f"{path} is no comparison of seeds; {path} has the parts cnn"),
-        (f"{path}#capsules", f"{path}#capsules is no comparison of seeds; {path} has the parts cnn"),
+        (path, f"{path} has no part '', but cnn"),
+        (f"{path}#capsules", f"{path} has no part 'capsules', but cnn"),
         (f"{path.with_name('old.json')}#cnn", "could not be run again: compare_seeds.py: error: "),
     ):
         capsys.readouterr()
@@ -58,6 +59,6 @@ def test_every_side_of_the_registered_comparisons_is_there() -> None:
     places = again.registered()
     assert len(places) == len(set(places))
     for where in places:
-        assert again.read_part(where)["seeds"][0] >= 2000
+        assert read_comparison(where)["seeds"][0] >= 2000
     assert {where.partition("#")[0] for where in places} == {
         f"results/{c.file}" for claim in claims.REGISTERED for c in claim.conditions}
