@@ -107,8 +107,7 @@ def redraw(wanted: Collection[str] | None, data_dir: Path | None = None) -> None
             n_left_out += 1
             continue
         before = files_of(row)
-        place = ["--data-dir", str(data_dir.expanduser().absolute())] if data_dir else []
-        place = place if "--dataset mnist" in row.command else []
+        place = ["--data-dir", str(data_dir.absolute())] if data_dir and "--dataset mnist" in row.command else []
         done = subprocess.run([sys.executable, *shlex.split(row.command)[1:], *place], cwd=ROOT, check=False)
         failed += [row.command] * (done.returncode != 0)
         for path, content in files_of(row).items():
