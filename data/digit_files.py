@@ -22,13 +22,14 @@ from typing import Any
 
 import numpy as np
 
-from data.files import expanded, print_message
+from data.files import expanded, one_line, print_message
 
 Array = np.ndarray
 
 SIDE = 28  # pixels
 HELD_OUT = 7  # without a test set, every seventh digit of the training is of it: as many as MNIST has
 KEYS = ("train-images", "train-labels", "t10k-images", "t10k-labels")
+NPZ_KEYS = ("x_train", "y_train", "x_test", "y_test")
 IDX_NAME = re.compile(r".*?(train|t10k|test)[-_.](images|labels)[-_.]idx[123][-_.](?:ubyte|int)(\.gz)?", re.I)
 NPZ_NAME = re.compile(r".*?(train|t10k|test)[-_.](imgs|images|labels)()\.npz", re.I)
 CSV_NAME = re.compile(r".*?(train|t10k|test).*?()\.csv(\.gz)?", re.I)
@@ -131,7 +132,7 @@ def read_idx(path: Path) -> Array:
         numbers = np.frombuffer(content, dtype, offset=4 + 4 * len(shape)).reshape(shape)
         return numbers if dtype.itemsize == 1 else numbers[:, 0]
     except (OSError, EOFError, zlib.error, ValueError, IndexError) as error:
-        raise ValueError(f"{path} cannot be read: {' '.join(str(error).split())[:200]}") from error
+        raise ValueError(f"{path} cannot be read: {one_line(error)}") from error
 
 
 def unpacked(path: Path) -> bytes:
@@ -189,7 +190,7 @@ def read_csv(path: Path) -> tuple[Array, Array | None]:
         pixels = numbers if column is None else np.delete(numbers, column, axis=1)
         return pixels.reshape(-1, SIDE, SIDE), labels
     except (OSError, EOFError, zlib.error, ValueError) as error:
-        raise ValueError(f"{path} cannot be read: {' '.join(str(error).split())[:200]}") from error
+        raise ValueError(f"{path} cannot be read: {one_line(error)}") from error
 
 
 def read_npz_files(place: Path, files: Sequence[Path]) -> dict[str, Array]:
@@ -201,8 +202,7 @@ def read_npz_files(place: Path, files: Sequence[Path]) -> dict[str, Array]:
     if len(names) > 1:
         raise ValueError(f"{place} holds several sets, {names[0]} and {names[1]}: name one of them")
     arrays = read_npz(names[0]) if names else {}
-    for keys in (("x_train", "y_train", "x_test", "y_test"), ("train_images", "train_labels", "test_images",
-                                                              "test_labels")):
+    for keys in (NPZ_KEYS, ("train_images", "train_labels", "test_images", "test_labels")):
         if keys[0] in arrays:
             return {key: arrays[name] for key, name in zip(KEYS, keys, strict=True) if name in arrays}
     if arrays and not set(arrays) <= {f"arr_{k}" for k in range(4)}:
@@ -219,7 +219,7 @@ def read_npz(path: Path) -> dict[str, Array]:
             raise ValueError("it has no arrays")
         return arrays
     except Exception as error:  # zipfile and numpy raise many kinds on a damaged file
-        raise ValueError(f"{path} is no .npz file that can be read: {' '.join(str(error).split())[:200]}") from error
+        raise ValueError(f"{path} is no .npz file that can be read: {one_line(error)}") from error
 
 
 def read_mat_files(place: Path, files: Iterable[Path]) -> dict[str, Array]:
@@ -250,4 +250,4 @@ def read_mat(path: Path, name: str, use: Callable[[Any], Any]) -> Any:
             stream.seek(0)
             return use(loadmat(stream, variable_names=[name])[name][0, 0])
     except Exception as error:  # scipy raises many kinds on a damaged file: TypeError, zlib.error, MatReadError, ...
-        raise ValueError(f"{path} cannot be read: {' '.join(str(error).split())[:200]}") from error
+        raise ValueError(f"{path} cannot be read: {one_line(error)}") from error

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from PIL import Image
 
-from data.digit_files import IDX_NAME, KEYS, read_idx_files
+from data.digit_files import IDX_NAME, KEYS, NPZ_KEYS, read_idx_files
 from data.files import UserError, expanded, one_line, print_message, read_text, told_as, with_progress
 from data.pictures import GREATEST, Levels, Square, array_square, in_levels, longer_side, read_square
 
@@ -286,9 +286,6 @@ def array_source(path: Path, arrays: Mapping[str, Array], keys: Sequence[str], n
     different = f"{len(set(shown))} different names of classes, but {len(known)} different labels"
     require(len(known) == len(shown) == len(set(shown)), different)
     return Source([(x, np.searchsorted(known, y)) for x, y in zip(pictures, labels, strict=True)], shown)
-
-
-NPZ_KEYS = ("x_train", "y_train", "x_test", "y_test")
 
 
 def npz_source(path: Path) -> Source:
