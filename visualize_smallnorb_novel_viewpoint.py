@@ -284,7 +284,7 @@ def draw_azimuth_accuracy(run: Run) -> Figure:
     for name, values in accuracy.items():  # 360 is 0 again
         plot_band(ax, np.append(angles, angles[0] + 360), np.append(values, values[:, :1], axis=1), MODELS[name])
     ax.set(xlim=(0, 360), xticks=np.arange(0, 361, 30))
-    ax.xaxis.set_major_formatter(lambda value, _: f"{value:g}°")
+    ax.xaxis.set_major_formatter("{x:g}°")
     ax.set_xlabel("azimuth" + ("   (dots: those of the training images)" if config.is_rendered else ""))
     if config.is_rendered:
         marks = np.unique(run.data.train.azimuths % 360)

@@ -161,7 +161,7 @@ def draw_beyond(ax: Axes, views: Sequence[Views], title: str) -> None:
     for one in views:
         plot_band(ax, one.degrees, one.accuracy, one.style)
     ax.set(title=title, xlabel=DEGREES_BEYOND)
-    ax.xaxis.set_major_formatter(lambda value, _: f"{value:g}°")
+    ax.xaxis.set_major_formatter("{x:g}°")
 
 
 def draw_novel_viewpoints(views: Sequence[Views]) -> Figure:
@@ -197,7 +197,7 @@ def draw_shapes_accuracy(views: Sequence[Views]) -> Figure:
         plot_band(right, capsules.degrees, 100 * (capsules.accuracy - cnn.accuracy), capsules.style)
         right.axhline(0, color=BLACK, linewidth=1.1)
         right.set(title="capsules minus CNN, percentage points", xlabel=DEGREES_BEYOND)
-        right.xaxis.set_major_formatter(lambda value, _: f"{value:g}°")
+        right.xaxis.set_major_formatter("{x:g}°")
         right.yaxis.set_major_formatter(lambda value, _: with_minus_sign(f"{value:+g}") if value else "0")
     return fig
 

@@ -202,7 +202,7 @@ def step_axis(ax: Axes, last: int) -> None:
     """An x axis of training steps from 0."""
     ax.set_xlim(0, last)
     ax.locator_params(axis="x", nbins=4, integer=True)
-    ax.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+    ax.xaxis.set_major_formatter("{x:,.0f}")
 
 
 def grey_levels(image: Array) -> Array:
