@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -50,7 +49,7 @@ class Reading(NamedTuple):
 
 
 def show(*words: str) -> str:
-    done = git(*words)
+    done = git(*words, cwd=ROOT)
     if done.returncode:
         raise UserError("this needs the whole history of the project: git fetch --unshallow")
     return str(done.stdout)
@@ -120,9 +119,8 @@ def make_parser() -> argparse.ArgumentParser:
 @script
 def main(argv: Sequence[str]) -> None:
     args = make_parser().parse_args(argv)
-    out = args.out.absolute() if args.out else ROOT / OUT
+    out = args.out or ROOT / OUT
     require_writable(out)
-    os.chdir(ROOT)
     tables = make_tables()
     for name, table in tables.items():
         print(f"{name}: {len(table['rows'])} readings")
