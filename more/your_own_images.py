@@ -46,13 +46,13 @@ from data.labelled_pictures import Labelled, PictureSets, is_picture, read_sets,
 from data.pictures import Levels, square_of_set
 from more import conv_matrix_capsules as conv
 from more.conv_matrix_capsules import Examples
-from multimnist_capsnet import Workers, default_threads
+from multimnist_capsnet import Workers
 from smallnorb_novel_viewpoint import (
     FOLDER, NO_OPTIONS, OUTPUT, Callback, Session, SettingError, Settings, Stream, TrainState, UserError, adamw_of,
     count_params, fraction_right, generator, int_in, list_of, model_metrics, one_line, one_of, parse, permutation,
     print_message, read_checkpoint, report, require_own_outputs, result_document, script, setting, write_file,
 )
-from support.experiment import PredictOptions, require_alone, require_writable, unfinished
+from support.experiment import PredictOptions, redeclared, require_alone, require_writable, unfinished
 from support.tables import class_accuracies, confusion_lines, confusion_matrix, describe_classes
 
 # Dimension letters
@@ -111,8 +111,7 @@ class Options(PredictOptions):
         usual=True)
     out: Path | None = setting(None, OUTPUT, "Write the answers of --predict to this file, as JSON if it ends"
         " in .json, else as CSV.", usual=True)
-    threads: int = setting(default_threads(), int_in(1, 256), "Use N threads. No number depends on it.",
-        shown="one for each processor, at most 4; 1 without fast/")
+    threads: int = redeclared(conv.Options, "threads")
 
 
 # --- Data -------------------------------------------------------------------------------------------------------------
