@@ -485,9 +485,7 @@ def judged(
     return entries
 
 
-def make_claims(
-    claims: Sequence[Claim], read: Callable[[str], Json | None], registered: Sequence[Claim] = ()
-) -> Json:
+def make_claims(claims: Sequence[Claim], read: Callable[[str], Json | None], registered: Sequence[Claim] = ()) -> Json:
     """results/claims.json. ``read`` gives the comparison in a place below results/, None where it has not been run.
     Raises KeyError, and UserError without scipy."""
     t_quantile(MIN_SEEDS)

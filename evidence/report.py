@@ -516,8 +516,7 @@ def main(argv: Sequence[str]) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("--check", action="store_true",
-        help="Rewrite nothing; exit with status 1 where a page or a result is wrong.")
+    add("--check", action="store_true", help="Rewrite nothing; exit with status 1 where a page or a result is wrong.")
     add("--claims", action="store_true", help=f"Write {CLAIMS} before the pages.")
     parser.add_argument("--help-all", action="help", help=argparse.SUPPRESS)
     args = parser.parse_args(argv)

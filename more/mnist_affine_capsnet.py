@@ -90,13 +90,11 @@ class Config(CapsNetConfig):
         usual=True, group="single digits")
     n_val: int = setting(5000, int_in(1, 10**6), "Hold N training digits out for validation.")
     n_test: int | None = setting(None, int_in(1, 10**6), "Test on N digits.", "all")
-    n_sweep: int = setting(2000, int_in(1, 10**6),
-        "Test N digits at each angle from -90 to 90 degrees in steps of 5.")
+    n_sweep: int = setting(2000, int_in(1, 10**6), "Test N digits at each angle from -90 to 90 degrees in steps of 5.")
     rotation: tuple[float, ...] = (15.0, 35.0)  # degrees, counter-clockwise: those of the article's listing and text
     match_accuracy: float | None = setting(None, float_in(1e-9, 1), "Stop each model as soon as it has the"
         " accuracy X on the validation digits.", shown="train for all epochs")
-    check_every: int = setting(500, int_in(1, 10**9),
-        "Check every N steps whether a model has the --match-accuracy.")
+    check_every: int = setting(500, int_in(1, 10**9), "Check every N steps whether a model has the --match-accuracy.")
     image_size: Any = None  # the canvas
     max_shift: Any = None  # pixels: 2 in training [Sabour 2017, sec. 5]; 6 on the canvas of 40, where that is anywhere
 
@@ -112,8 +110,7 @@ class Config(CapsNetConfig):
 @dataclasses.dataclass(frozen=True)
 class Options(multimnist.Options):
     models: tuple[str, ...] = setting(MODEL_NAMES, list_of(one_of(MODEL_NAMES)), "Train only these.", usual=True)
-    affnist: Path | None = setting(None, INPUT,
-        "Test on a published affNIST file (.mat) as well; needs --canvas 40.")
+    affnist: Path | None = setting(None, INPUT, "Test on a published affNIST file (.mat) as well; needs --canvas 40.")
 
 
 # --- Affine maps of images --------------------------------------------------------------------------------------------

@@ -79,8 +79,7 @@ class Config(Settings):
         " file of x_train, y_train and perhaps x_test, y_test.", usual=True, free=True, group="images")
     image_size: int | None = setting(None, int_in(20, 64), "Resize the images to N x N pixels.", usual=True,
         shown="their own size, but at least {} and at most {}".format(*SIDES))
-    colour: str = setting("grey", ("grey", "rgb"), "Show the images to the networks in grey or in colour.",
-        usual=True)
+    colour: str = setting("grey", ("grey", "rgb"), "Show the images to the networks in grey or in colour.", usual=True)
     n_train: int | None = setting(None, int_in(1, 10**9), "Train on about N of the training images, of each class the"
         " same share.", shown="all of them")
     seed: int = setting(0, int_in(0, 2**32 - 1), "Seed of the test set that is drawn, the initial weights and the order"
