@@ -195,8 +195,7 @@ def read_csv(path: Path) -> tuple[Array, Array | None]:
 
 def read_npz_files(place: Path, files: Sequence[Path]) -> dict[str, Array]:
     """One file of several arrays, or several of one."""
-    found = named_files(place, files, NPZ_NAME)
-    if found:
+    if found := named_files(place, files, NPZ_NAME):
         return {key: next(iter(read_npz(path).values())) for key, path in found.items()}
     names = [path for path in files if path.suffix.lower() == ".npz"]
     if len(names) > 1:

@@ -57,8 +57,7 @@ def subtitle(run: Run, who: str = "") -> str:
 
 def resolved(config: Config, data: Data) -> Config:
     """Raises UserError where a class has no test digit."""
-    missing = sorted(set(range(J)) - set(data.test_labels.tolist()))
-    if missing:
+    if missing := sorted(set(range(J)) - set(data.test_labels.tolist())):
         n = len(data.test_labels)
         raise UserError(f"the figures need a digit of every class: none of the {n:,} test digits is a {missing[0]}")
     return affine.resolve_defaults(config, data)
