@@ -38,12 +38,12 @@ def registered() -> list[str]:
 
 def run_again(where: str, seeds: Sequence[int], command: str) -> Json:
     """The same comparison with these seeds. Raises UserError in the words of the failed command."""
-    words = shlex.split(command)[1:]
+    words = [str(ROOT / "compare_seeds.py"), *shlex.split(command)[2:]]
     end = words.index("--") if "--" in words else len(words)
     with tempfile.TemporaryDirectory() as folder:
         out = f"{folder}/again.json"
         words[end:end] = ["--seeds", ",".join(map(str, seeds)), "--out", out]  # of two, the last counts
-        done = subprocess.run([sys.executable, *words], cwd=ROOT, capture_output=True, text=True)
+        done = subprocess.run([sys.executable, *words], cwd=folder, capture_output=True, text=True)  # no kept runs
         if done.returncode:
             raise UserError(f"{where} could not be run again: {done.stderr.strip().rpartition(chr(10))[2]}")
         part = where.partition("#")[2]

@@ -20,7 +20,9 @@ FLAGS = "-- --dataset voxels --models cnn_matched --n-train-views 1 --n-test-vie
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A comparison of two seeds."""
     out = tmp_path_factory.mktemp("again") / "r.json"
-    assert compare_seeds.main([*TINY.split(), f"--out={out}", *FLAGS.split()]) == 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(out.parent)  # where the runs are kept
+        assert compare_seeds.main([*TINY.split(), f"--out={out}", *FLAGS.split()]) == 0
     return out
 
 
