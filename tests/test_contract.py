@@ -32,11 +32,12 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 
+import multimnist_capsnet as multimnist
 import smallnorb_novel_viewpoint as smallnorb
 from data import files
 from helpers import (
     EXPERIMENTS, ROOT, Capture, Experiment, Patch, config_of, digits_folder, failure, load, script_environment,
-    usage_error, write_folder,
+    strokes, usage_error, write_folder,
 )
 from smallnorb_novel_viewpoint import (
     TrainState, flag_of, from_json, plain, require_same, save_checkpoint, settings_of, text_of, write_file,
@@ -408,6 +409,25 @@ def test_a_training_whose_margin_rises_to_its_end_is_not_made_longer(tmp_path: P
     assert smallnorb.main([*argv, "--n-epochs=1"]) == 0
     why = "its learning rate or loss depends on the length"
     assert f"was made with --n-epochs 1, not 2: {why}" in failure(smallnorb, [*argv, "--resume"], capsys)
+
+
+def test_a_run_is_not_resumed_on_other_digits(
+    experiment: Experiment, tmp_path: Path, monkeypatch: Patch, capsys: Capture
+) -> None:
+    """It trains on strokes, where there is no MNIST, which is there when the run is to go on."""
+    finds_digits = experiment._replace(tiny=re.sub(r"(--dataset mnist )?--data-dir \S+", "", experiment.tiny))
+    if experiment.name == "your_own_images" or finds_digits == experiment:
+        pytest.skip("it looks for no digits")
+    argv = finds_digits.argv(f"--checkpoint={tmp_path / 'c'}")
+    monkeypatch.setattr(multimnist, "STROKE_COUNTS", (90, 60))
+    monkeypatch.setattr(multimnist, "load_mnist", Mock(side_effect=multimnist.UnavailableError("there is no network")))
+    assert experiment.script.main(argv) == 0
+    assert "drawn digits" in capsys.readouterr().err
+    monkeypatch.setattr(multimnist, "load_mnist", lambda *_: strokes()._replace(name="mnist"))
+    line, has_flag = failure(experiment.script, [*argv, "--resume"], capsys), "--dataset" in experiment.tiny
+    what = "--dataset" if has_flag else "other dataset:"
+    assert line == f"error: {tmp_path / 'c'} was made with {what} strokes, not mnist\n"
+    assert not has_flag or experiment.script.main([*argv, "--resume", "--dataset=strokes"]) == 0
 
 
 def test_what_a_resumed_run_may_change() -> None:

@@ -1,4 +1,4 @@
-"""multimnist_capsnet: composites, routing's invariants, training, files, command line, on drawn digits."""
+"""multimnist_capsnet: composites, what training does to parameters, and pictures that are read, on drawn digits."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import itertools
 import math
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -16,8 +15,7 @@ from PIL import Image
 import multimnist_capsnet as multimnist
 from data.pictures import read_strokes
 from fast.workers import SERIAL
-from helpers import EXPERIMENTS, Array, Capture, Patch, digits_folder, failure, strokes
-from more import mnist_affine_capsnet as affine
+from helpers import Array, digits_folder, strokes
 from multimnist_capsnet import init_state
 
 
@@ -167,23 +165,7 @@ def test_the_learning_rate_rises_then_falls() -> None:
     np.testing.assert_allclose(rates, [1 / multimnist.WARMUP, 0.99, 0.5, 1e-4])
 
 
-# --- Runs and pictures ------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("script", [multimnist, affine], ids=lambda script: script.EXPERIMENT)
-def test_a_run_is_not_resumed_on_other_digits(script: Any, tmp_path: Path, monkeypatch: Patch, capsys: Capture) -> None:
-    """``--dataset auto`` trains on strokes, where there is no MNIST. MNIST is there when the run is to go on."""
-    argv = [*EXPERIMENTS[script.EXPERIMENT].argv("--models cnn"), "--checkpoint", str(tmp_path / "c")]
-    del argv[argv.index("--dataset") : argv.index("--dataset") + 4]
-
-    monkeypatch.setattr(multimnist, "STROKE_COUNTS", (60, 60))
-    monkeypatch.setattr(multimnist, "load_mnist", Mock(side_effect=multimnist.UnavailableError("there is no network")))
-    assert script.main(argv) == 0
-    assert "drawn digits" in capsys.readouterr().err
-    monkeypatch.setattr(multimnist, "load_mnist", lambda *_: strokes()._replace(name="mnist"))
-    line = failure(script, [*argv, "--resume"], capsys)
-    assert line == f"error: {tmp_path / 'c'} was made with --dataset strokes, not mnist\n"
-    assert script.main([*argv, "--resume", "--dataset", "strokes"]) == 0
+# --- Pictures ---------------------------------------------------------------------------------------------------------
 
 
 BOX = 24  # pixels: what two overlapping digits fill

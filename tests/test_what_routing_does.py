@@ -8,7 +8,6 @@ import json
 import re
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -16,7 +15,7 @@ import pytest
 import multimnist_capsnet as multimnist
 from fast.workers import SERIAL, Workers
 from figure_checks import check_held, drawn, move_to
-from helpers import Array, Capture, Patch, config_of, digits_folder, failure, states_of
+from helpers import Array, Capture, Patch, config_of, digits_folder, states_of
 from more import conv_matrix_capsules as conv, visualize_what_routing_does as figures, what_routing_does as study
 from recorded import check
 from smallnorb_novel_viewpoint import TrainState
@@ -130,19 +129,6 @@ def test_a_study_from_the_command_line(words: str, monkeypatch: Patch, tmp_path:
     ((name, metrics),) = one["models"].items()
     assert 0 <= metrics[one["headline"]] <= 1
     assert {k: v for k, v in metrics.items() if k != "train_seconds"}.items() <= other["models"][name].items()
-
-
-def test_a_run_is_not_resumed_on_other_digits(tmp_path: Path, monkeypatch: Patch, capsys: Capture) -> None:
-    """It trains on strokes, where there is no MNIST, which is there when the run is to go on."""
-    small(monkeypatch)
-    files, argv = multimnist.load_mnist(digits_folder()), ["--study=composites", "--n-epochs=1", "--quiet"]
-    argv.append(f"--checkpoint={tmp_path / 'c'}")
-    monkeypatch.setattr(multimnist, "STROKE_COUNTS", (90, 60))
-    monkeypatch.setattr(multimnist, "load_mnist", Mock(side_effect=multimnist.UnavailableError("there is no network")))
-    assert study.main(argv) == 0
-    capsys.readouterr()
-    monkeypatch.setattr(multimnist, "load_mnist", Mock(return_value=files))
-    assert failure(study, [*argv, "--resume"], capsys).endswith("was made with other dataset: strokes, not mnist\n")
 
 
 @pytest.mark.parametrize("name", ["shapes", "composites", "affnist"])
