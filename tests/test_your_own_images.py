@@ -110,15 +110,6 @@ def test_of_many_classes_the_greatest_errors_are_told() -> None:
     assert lines[29:] == ["  c29: 29 + 1,000", "  ..."]
 
 
-def test_a_resumed_training_is_the_unbroken_one_and_may_be_longer(trained: Trained, tmp_path: Path) -> None:
-    flags, saved = ["--models=cnn", "--lr-schedule=constant"], f"--checkpoint={tmp_path / 'run.npz'}"
-    train(trained[0], *flags, "--n-epochs=3", f"--out-json={tmp_path / 'a.json'}")
-    train(trained[0], *flags, "--n-epochs=1", saved)
-    train(trained[0], *flags, "--n-epochs=3", saved, "--resume", f"--out-json={tmp_path / 'b.json'}")
-    a, b = (json.loads((tmp_path / name).read_text())["history"] for name in ("a.json", "b.json"))
-    assert a == b
-
-
 def test_the_same_command_again_and_resumed(tmp_path: Path, monkeypatch: Patch, capsys: Capture) -> None:
     """It goes on with the same pictures of the same classes alone."""
     folder, out, checkpoint = write_folder(tmp_path / "own", n=10), tmp_path / "r.json", tmp_path / "c.npz"
