@@ -77,9 +77,7 @@ def plain_field_routing(
     votes = anp.einsum("nfmxy,mjyz->nfmjxz", poses, kernel) + np.repeat(offset.reshape(-1, 1, p, p), n_in, axis=0)
     votes = anp.reshape(votes, (n, *child.shape, n_out, p * p)) + bias
     mass_unit = len(np.unique(child)) / (len(child) * n_out)
-    mu, a, found = plain_em_routing(
-        votes, a, beta_a, beta_v, lambdas, variance_floor, child, mass_unit, constants
-    )
+    mu, a, found = plain_em_routing(votes, a, beta_a, beta_v, lambdas, variance_floor, child, mass_unit, constants)
     return anp.reshape(mu, (n, h_out, w_out, n_out, p, p)), anp.reshape(a, (n, h_out, w_out, n_out)), found
 
 

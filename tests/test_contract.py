@@ -326,10 +326,9 @@ def in_step(experiment: Experiment, at: int, what: Callable[[TrainState], object
 STOPPED = {signal.SIGTERM: (143, "terminated\n"), signal.SIGINT: (130, "interrupted\n")}
 
 
-@pytest.mark.parametrize(
-    ("at", "number"),  # within an epoch, in its last step, in the next model's second epoch
-    [(4, signal.SIGINT), (6, signal.SIGTERM), (11, signal.SIGINT)],
-)
+@pytest.mark.parametrize(("at", "number"), [  # within an epoch, in its last step, in the next model's second epoch
+    (4, signal.SIGINT), (6, signal.SIGTERM), (11, signal.SIGINT),
+])
 def test_a_signal_and_resume(
     at: int, number: signal.Signals, experiment: Experiment, whole: Run, tmp_path: Path, capsys: Capture
 ) -> None:
@@ -547,13 +546,10 @@ def test_a_file_that_cannot_be_replaced_is_written_in_its_place(tmp_path: Path, 
         write_file(tmp_path / "another", b"new")
 
 
-@pytest.mark.parametrize(
-    ("name", "redirection", "status", "error"),
-    [
-        (BASE[0], "2>&-", 0, ""), (BASE[1], ">&-", 0, ""), (BASE[0], "| true", 0, ""),
-        (BASE[1], "> /dev/full", 1, "error: [Errno 28] No space left on device\n"),
-    ],
-)
+@pytest.mark.parametrize(("name", "redirection", "status", "error"), [
+    (BASE[0], "2>&-", 0, ""), (BASE[1], ">&-", 0, ""), (BASE[0], "| true", 0, ""),
+    (BASE[1], "> /dev/full", 1, "error: [Errno 28] No space left on device\n"),
+])
 def test_closed_and_full_streams(name: str, redirection: str, status: int, error: str, tmp_path: Path) -> None:
     """The result is written, whoever reads the table."""
     argv = [sys.executable, f"{ROOT / name}.py", *EXPERIMENTS[name].argv("--models cnn --n-epochs 1")]

@@ -120,9 +120,7 @@ def test_em_routing_over_receptive_fields(side: int, k: int, stride: int) -> Non
     w = draw.normal(size=(1, 1, I, J, P, P) if is_class else (k, k, I, J, P, P)) * 0.5
     beta_a, beta_v = draw.normal(size=(2, J))
     offset = conv.coordinates(28, "float64") if is_class else None
-    mu, activation, cache = conv.field_routing_forward(
-        pose, a, w, beta_a, beta_v, lambdas, floor, k, stride, offset
-    )
+    mu, activation, cache = conv.field_routing_forward(pose, a, w, beta_a, beta_v, lambdas, floor, k, stride, offset)
     dmu, da = draw.normal(size=mu.shape), draw.normal(size=activation.shape)
     grads = conv.field_routing_backward(dmu, da, cache, "exact")
 

@@ -32,9 +32,7 @@ STUBS = Path(exercises.__file__).read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(("text", "said"), [(SOLUTION, ""), (STUBS, "is not written yet")])
-def test_the_solutions_pass_and_a_copy_of_the_stubs_has_everything_to_do(
-    text: str, said: str, tmp_path: Path
-) -> None:
+def test_the_solutions_pass_and_a_copy_of_the_stubs_has_everything_to_do(text: str, said: str, tmp_path: Path) -> None:
     assert faults_of(text, tmp_path) == dict.fromkeys(check.FUNCTIONS, said)
 
 

@@ -17,19 +17,16 @@ from more import conv_matrix_capsules as conv, mnist_affine_capsnet as affine
 from smallnorb_novel_viewpoint import TrainState, count_params
 
 
-@pytest.mark.parametrize(
-    ("script", "name", "changes", "n_params"),
-    [
-        (multimnist, "capsnet", multimnist.PRESETS["paper"], 11_361_808),  # as published
-        (multimnist, "capsnet", {}, 2_030_224),
-        (affine, "lenet", {}, 44_426),
-        (affine, "lenet", {"canvas": 40, "max_shift": 6}, 44_426 + (784 - 256) * 120),
-        (smallnorb, "capsules", {}, 558_258),
-        (smallnorb, "cnn", {}, 262_949),
-        (conv, "cnn", {"dataset": "toys", "cnn": "paper"}, 4_253_349),  # "4.2M"
-        (conv, "capsules", {"dataset": "mnist", "sizes": (32, 32, 32, 32)}, 832 + 17_952 + 2 * 147_456 + 5120 + 148),
-    ],
-)
+@pytest.mark.parametrize(("script", "name", "changes", "n_params"), [
+    (multimnist, "capsnet", multimnist.PRESETS["paper"], 11_361_808),  # as published
+    (multimnist, "capsnet", {}, 2_030_224),
+    (affine, "lenet", {}, 44_426),
+    (affine, "lenet", {"canvas": 40, "max_shift": 6}, 44_426 + (784 - 256) * 120),
+    (smallnorb, "capsules", {}, 558_258),
+    (smallnorb, "cnn", {}, 262_949),
+    (conv, "cnn", {"dataset": "toys", "cnn": "paper"}, 4_253_349),  # "4.2M"
+    (conv, "capsules", {"dataset": "mnist", "sizes": (32, 32, 32, 32)}, 832 + 17_952 + 2 * 147_456 + 5120 + 148),
+])
 def test_numbers_of_parameters(script: Any, name: str, changes: dict[str, Any], n_params: int) -> None:
     model = script.make_models(script.Config(**changes))[name]
     assert count_params(model.init_params(np.random.default_rng(0))) == n_params
@@ -151,16 +148,13 @@ def test_training_learns(script: Any, name: str, changes: dict[str, Any], metric
         assert recon_mse[-1] < min(0.075, recon_mse[0])
 
 
-@pytest.mark.parametrize(
-    ("script", "name", "changes", "decayed"),
-    [
-        (smallnorb, "capsules", {}, {"conv1.w", "primary.w"}),
-        (smallnorb, "cnn", {}, {"conv1.w", "hidden.w", "out.w"}),
-        (conv, "capsules", {}, {"conv1.w", "primary.w"}),
-        (conv, "cnn", {}, {"conv1.w", "conv2.w", "conv3.w", "out.w"}),
-        (conv, "cnn", {"cnn": "paper"}, {"conv1.w", "conv2.w", "hidden.w", "out.w"}),
-    ],
-)
+@pytest.mark.parametrize(("script", "name", "changes", "decayed"), [
+    (smallnorb, "capsules", {}, {"conv1.w", "primary.w"}),
+    (smallnorb, "cnn", {}, {"conv1.w", "hidden.w", "out.w"}),
+    (conv, "capsules", {}, {"conv1.w", "primary.w"}),
+    (conv, "cnn", {}, {"conv1.w", "conv2.w", "conv3.w", "out.w"}),
+    (conv, "cnn", {"cnn": "paper"}, {"conv1.w", "conv2.w", "hidden.w", "out.w"}),
+])
 def test_a_step_moves_every_parameter_and_weights_outside_of_the_routing_decay(
     script: Any, name: str, changes: dict[str, str], decayed: set[str]
 ) -> None:

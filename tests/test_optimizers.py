@@ -114,11 +114,10 @@ def test_plain_adamw_by_hand() -> None:
     check_adamw(multimnist.adamw_step)
 
 
-@pytest.mark.parametrize(
-    ("name", "check"),
-    [("_adam", check_adamw), ("_total", check_adamw), ("muon_step", check_adamw), ("_muon", check_muon),
-     ("orthogonalized", check_muon)],
-)
+@pytest.mark.parametrize(("name", "check"), [
+    ("_adam", check_adamw), ("_total", check_adamw), ("muon_step", check_adamw), ("_muon", check_muon),
+    ("orthogonalized", check_muon),
+])
 def test_fast_steps_by_hand_and_an_error_is_seen(name: str, check: Any, monkeypatch: Patch) -> None:
     survivors = surviving_mutants(monkeypatch, optimizers, name, check)
     floor = [s for s in survivors if "floor =" in s or "+ floor" in s]  # only what is next to nothing feels the floor

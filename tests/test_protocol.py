@@ -64,10 +64,7 @@ def views_model(script: Any, scores: Callable[[Array], Array], losses: Callable[
         return scores(x), None
 
     return script.Network(
-        "cnn",
-        fresh_weights,
-        forward,
-        lambda *args, **options: (fresh_weights(np.random.default_rng(0)), None),
+        "cnn", fresh_weights, forward, lambda *args, **options: (fresh_weights(np.random.default_rng(0)), None),
         lambda scores, labels, progress: (float(np.mean(losses(seen[0]))), np.zeros_like(scores)),
     )
 
@@ -88,16 +85,12 @@ def run_of_known_answers(script: Any, known: Callable[[str, Any], Any], monkeypa
 
 
 @of_views
-@pytest.mark.parametrize(
-    ("known", "familiar", "held_out"),
-    [
-        (lambda name, part: part.azimuths <= 150, 1.0, 0.0),  # the views of the training
-        (lambda name, part: part.azimuths >= 200, 0.0, 1.0),
-        (lambda name, part: name == "train", 0.0, 0.0),  # the images of the training, by heart
-        (lambda name, part: (name != "train") & (part.azimuths > 0), 0.5, 1.0),  # one of the two training views
-    ],
-    ids=["training views", "held-out views", "training images", "one view"],
-)
+@pytest.mark.parametrize(("known", "familiar", "held_out"), [
+    (lambda name, part: part.azimuths <= 150, 1.0, 0.0),  # the views of the training
+    (lambda name, part: part.azimuths >= 200, 0.0, 1.0),
+    (lambda name, part: name == "train", 0.0, 0.0),  # the images of the training, by heart
+    (lambda name, part: (name != "train") & (part.azimuths > 0), 0.5, 1.0),  # one of the two training views
+], ids=["training views", "held-out views", "training images", "one view"])
 def test_accuracies_and_drop_of_views(
     script: Any, known: Any, familiar: float, held_out: float, monkeypatch: Patch
 ) -> None:
@@ -266,15 +259,11 @@ def test_what_settings_are_chosen_by_is_said_to_be_validated(script: Any, field:
 
 
 @pytest.mark.usefixtures("marked")
-@pytest.mark.parametrize(
-    ("scores", "both", "one", "digits"),
-    [
-        (lambda images: class_scores(images, TEST), 1.0, 1.0, 1.0),
-        (lambda images: class_scores(images, TRAIN), 0.0, 0.0, 0.0),
-        (lambda images: one_hot(class_scores(images, TEST).argmax(axis=1), 10) + 0.5 * one_hot(0, 10), 0.0, 1.0, 0.5),
-    ],
-    ids=["test digits", "training digits", "the lower of the two"],
-)
+@pytest.mark.parametrize(("scores", "both", "one", "digits"), [
+    (lambda images: class_scores(images, TEST), 1.0, 1.0, 1.0),
+    (lambda images: class_scores(images, TRAIN), 0.0, 0.0, 0.0),
+    (lambda images: one_hot(class_scores(images, TEST).argmax(axis=1), 10) + 0.5 * one_hot(0, 10), 0.0, 1.0, 0.5),
+], ids=["test digits", "training digits", "the lower of the two"])
 def test_composites_are_of_test_digits(scores: Any, both: float, one: float, digits: float, monkeypatch: Patch) -> None:
     model = digits_model("capsnet", scores, 0.01)
     monkeypatch.setattr(multimnist, "make_models", lambda config: {"capsnet": model})

@@ -391,9 +391,7 @@ ALIKE = [f"photographs of the left hand of {name}, taken in the winter of that y
     ({".": ["cat"]}, "one class alone, cat"),
     ({".": ALIKE}, "would be one class: rename it"),
 ])
-def test_pictures_without_classes_are_refused(
-    tree: Mapping[str, Sequence[str]], words: str, tmp_path: Path
-) -> None:
+def test_pictures_without_classes_are_refused(tree: Mapping[str, Sequence[str]], words: str, tmp_path: Path) -> None:
     assert words in fault_of(write_tree(tmp_path, tree))
 
 

@@ -214,13 +214,10 @@ ELEVATIONS = "--train-elevations=-20:35 --test-elevations=40:70 --loss=spread"
 
 
 @pytest.mark.usefixtures("quick")
-@pytest.mark.parametrize(
-    ("name", "flags", "names"),
-    [
-        ("conv_matrix_capsules", f"--dataset=voxels --sizes=5,2,3,2 {VIEWS}", "training_curves"),
-        ("smallnorb_novel_viewpoint", f"{ELEVATIONS} {VIEWS}", "elevation_strip,azimuth_accuracy"),
-    ],
-)
+@pytest.mark.parametrize(("name", "flags", "names"), [
+    ("conv_matrix_capsules", f"--dataset=voxels --sizes=5,2,3,2 {VIEWS}", "training_curves"),
+    ("smallnorb_novel_viewpoint", f"{ELEVATIONS} {VIEWS}", "elevation_strip,azimuth_accuracy"),
+])
 def test_figures_of_other_trainings(name: str, flags: str, names: str) -> None:
     argv = [*flags.split(), "--n-epochs=1", "--dtype=float64", "--quiet", f"--figures={names}"]
     assert visualize(name).main(argv) == 0
@@ -228,16 +225,13 @@ def test_figures_of_other_trainings(name: str, flags: str, names: str) -> None:
 
 
 @pytest.mark.usefixtures("quick")
-@pytest.mark.parametrize(
-    ("name", "flags", "numbers", "held"),
-    [
-        ("smallnorb_novel_viewpoint", "--snapshots=2 --sweep-frames=3", [1, 1, 1, 2, 2, 2], {2}),
-        ("multimnist_capsnet", "--n-test=60 --batch-size=4 --snapshot-every=5", [0, 5, 10, 12], ()),
-        ("mnist_affine_capsnet", "--n-test=60 --frames=4", [-90, -48, -7, 35], {2}),
-        ("conv_matrix_capsules", "--n-test=20 --snapshots=3 --em-iters=3", [0, 0, 0, 2, 2, 2, 6, 6, 6], {6, 7}),
-        ("smallnorb_novel_viewpoint", f"--snapshots=1 --sweep-frames=3 --n-elev=2 {ELEVATIONS}", [2, 2, 2], {2}),
-    ],
-)
+@pytest.mark.parametrize(("name", "flags", "numbers", "held"), [
+    ("smallnorb_novel_viewpoint", "--snapshots=2 --sweep-frames=3", [1, 1, 1, 2, 2, 2], {2}),
+    ("multimnist_capsnet", "--n-test=60 --batch-size=4 --snapshot-every=5", [0, 5, 10, 12], ()),
+    ("mnist_affine_capsnet", "--n-test=60 --frames=4", [-90, -48, -7, 35], {2}),
+    ("conv_matrix_capsules", "--n-test=20 --snapshots=3 --em-iters=3", [0, 0, 0, 2, 2, 2, 6, 6, 6], {6, 7}),
+    ("smallnorb_novel_viewpoint", f"--snapshots=1 --sweep-frames=3 --n-elev=2 {ELEVATIONS}", [2, 2, 2], {2}),
+])
 def test_animations(name: str, flags: str, numbers: list[int], held: Any, monkeypatch: Patch, capsys: Capture) -> None:
     """Frame by frame, steps, epochs or degrees are those in the titles."""
     titles, draw_frames = list[str](), figures.draw_frames

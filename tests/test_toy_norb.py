@@ -179,11 +179,10 @@ def test_no_file_of_the_real_set_is_replaced(ending: str, tmp_path: Path, capsys
 
 
 @pytest.mark.usefixtures("few_toys")
-@pytest.mark.parametrize(
-    ("name", "stops", "status", "says"),
-    [("draw_toy", KeyboardInterrupt, 130, "interrupted"),
-     ("os.fsync", OSError(28, "No space left on device"), 1, "error: cannot write ")],
-)
+@pytest.mark.parametrize(("name", "stops", "status", "says"), [
+    ("draw_toy", KeyboardInterrupt, 130, "interrupted"),
+    ("os.fsync", OSError(28, "No space left on device"), 1, "error: cannot write "),
+])
 def test_what_stops_the_drawing_leaves_the_older_set(
     name: str, stops: Any, status: int, says: str, tmp_path: Path, monkeypatch: Patch, capsys: Capture
 ) -> None:

@@ -132,9 +132,7 @@ def test_a_study_from_the_command_line(words: str, monkeypatch: Patch, tmp_path:
 
 
 @pytest.mark.parametrize("name", ["shapes", "composites", "affnist"])
-def test_a_study_in_its_plain_form_is_the_fast_one_with_the_settings_of_the_run(
-    name: str, monkeypatch: Patch
-) -> None:
+def test_a_study_in_its_plain_form_is_the_fast_one_with_the_settings_of_the_run(name: str, monkeypatch: Patch) -> None:
     small(monkeypatch)
     own: dict[str, Any] = {"seed": 7, "n_epochs": 1, "lr": 0.002}
     folder, losses = None if name == "shapes" else digits_folder(), []
