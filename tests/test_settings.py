@@ -115,11 +115,10 @@ def test_flags_that_do_not_fit_together(name: str, monkeypatch: Patch, capsys: C
         assert message in line, words
 
 
-@pytest.mark.parametrize(("script", "flag"), [(smallnorb, "--threads=2"), (multimnist, "--threads=2"),
-                                              (multimnist, "--optimizer=muon")])
-def test_what_needs_the_folder_fast(script: Any, flag: str, monkeypatch: Patch, capsys: Capture) -> None:
-    monkeypatch.setattr(script, "HAS_FAST", False)
-    assert "the folder fast/ beside the script" in usage_error(script, [flag], capsys)
+@pytest.mark.parametrize("flag", ["--threads=2", "--optimizer=muon"])
+def test_what_needs_the_folder_fast(flag: str, monkeypatch: Patch, capsys: Capture) -> None:
+    monkeypatch.setattr(multimnist, "HAS_FAST", False)
+    assert "the folder fast/ beside the script" in usage_error(multimnist, [flag], capsys)
 
 
 def test_flags_of_viewpoints_need_views(capsys: Capture) -> None:
