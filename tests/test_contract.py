@@ -37,7 +37,7 @@ import smallnorb_novel_viewpoint as smallnorb
 from data import files
 from helpers import (
     EXPERIMENTS, ROOT, Capture, Experiment, Patch, config_of, digits_folder, failure, load, script_environment,
-    strokes, usage_error, write_folder,
+    smallest, strokes, usage_error, write_folder,
 )
 from smallnorb_novel_viewpoint import (
     TrainState, flag_of, from_json, plain, require_same, save_checkpoint, settings_of, text_of, write_file,
@@ -798,6 +798,21 @@ def test_a_base_script_runs_alone_in_an_empty_folder_with_numpy_alone(name: str,
     assert sorted(p.name for p in folder.iterdir() if p.name != "__pycache__") == ["a.json", "c.npz", f"{name}.py"]
     inside = finished(experiment, experiment.argv("--plain"), tmp_path / "inside")
     assert json.loads((folder / "a.json").read_text())["history"] == inside.result["history"]
+
+
+INSIDE_TWINS = (  # what each fast twin calls
+    "fast.optimizers._adam", "fast.spectral_conv.transforms", "fast.dynamic_routing.route",
+    "fast.field_em.votes_forward",
+)
+
+
+def test_a_script_runs_in_plain_forms_alone(experiment: Experiment, monkeypatch: Patch) -> None:
+    smallest(monkeypatch)
+    for inside in INSIDE_TWINS:
+        monkeypatch.setattr(inside, Mock(side_effect=AssertionError("a fast twin")))
+    assert experiment.script.main(experiment.argv("--plain")) == 0
+    with pytest.raises(AssertionError, match="a fast twin"):
+        experiment.script.main(experiment.argv())
 
 
 WITHOUT_FAST = "import runpy, sys; sys.modules['fast'] = None; runpy.run_module(sys.argv.pop(1), run_name='__main__')"

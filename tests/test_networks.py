@@ -12,7 +12,7 @@ import pytest
 
 import multimnist_capsnet as multimnist
 import smallnorb_novel_viewpoint as smallnorb
-from helpers import EXPERIMENTS, Array, Patch, config_of, digits_folder, smallest, states_of
+from helpers import EXPERIMENTS, Array, config_of, digits_folder, states_of
 from more import conv_matrix_capsules as conv, mnist_affine_capsnet as affine
 from smallnorb_novel_viewpoint import TrainState, count_params
 
@@ -177,22 +177,6 @@ def test_a_step_moves_every_parameter_and_weights_outside_of_the_routing_decay(
 
 
 # --- Plain forms ------------------------------------------------------------------------------------------------------
-
-INSIDE_TWINS = (  # what each fast twin calls
-    "fast.optimizers._adam", "fast.spectral_conv.transforms", "fast.dynamic_routing.route",
-    "fast.field_em.votes_forward",
-)
-
-
-@pytest.mark.parametrize("name", [name for name, e in EXPERIMENTS.items() if hasattr(e.script.Config, "plain")])
-def test_a_script_runs_in_plain_forms_alone(name: str, monkeypatch: Patch) -> None:
-    smallest(monkeypatch)
-    for inside in INSIDE_TWINS:
-        monkeypatch.setattr(inside, Mock(side_effect=AssertionError("a fast twin")))
-    main, argv = EXPERIMENTS[name].script.main, EXPERIMENTS[name].argv()
-    assert main([*argv, "--plain"]) == 0
-    with pytest.raises(AssertionError, match="a fast twin"):
-        main(argv)
 
 
 def test_the_fast_twins_are_used_unless_plain_is_asked_for() -> None:

@@ -75,17 +75,6 @@ def test_result_and_table(trained: Trained, capsys: Capture) -> None:
     assert first == result["config"]["pictures"] != other  # a checksum of the training images
 
 
-def test_plain_forms_are_of_the_networks_and_of_their_steps(trained: Trained, monkeypatch: Patch) -> None:
-    config = dataclasses.replace(SMALL, plain=True, n_epochs=1)
-    for settings in (multimnist.CapsNetConfig, m.conv.Config):
-        assert [m.sized(settings, one).plain for one in (SMALL, config)] == [False, True]
-    monkeypatch.setattr(optimizers, "adamw_step", lambda *_: pytest.fail("a fast step"))
-    data = m.make_data(m.Config(data_dir=trained[0], image_size=20))
-    state = init_state(model := m.make_models(config)["cnn"], config)
-    m.train(model, config, data, state, SERIAL, lambda *_: None)
-    assert state.step == 2
-
-
 def test_the_mean_over_classes_leaves_out_those_without_test_pictures() -> None:
     confusion = np.array([[8, 0, 2], [0, 0, 0], [1, 0, 0]])
     np.testing.assert_allclose(tables.class_accuracies(confusion), [0.8, np.nan, 0])
