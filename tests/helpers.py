@@ -245,25 +245,17 @@ class Experiment(NamedTuple):
 
 
 _DIGITS = "--dataset mnist --data-dir {digits} --n-epochs 2 --batch-size 8 --n-train 24"
-EXPERIMENTS = {
-    experiment.name: experiment
-    for experiment in (
-        Experiment(
-            "smallnorb_novel_viewpoint",
-            "--n-epochs 2 --batch-size 4 --n-train-views 2 --n-test-views 2 --n-elev 1 --n-per-combo 1"
-            " --loss cross-entropy",
-        ),
-        Experiment("multimnist_capsnet", f"{_DIGITS} --n-test 20 --conv-channels 2 --primary-types 1"),
-        Experiment(
-            "mnist_affine_capsnet", f"{_DIGITS} --n-test 20 --n-val 16 --n-sweep 4 --conv-channels 2 --primary-types 1"
-        ),
-        Experiment("conv_matrix_capsules", f"{_DIGITS} --n-test 10 --sizes 5,2,3,2 --loss cross-entropy"),
-        Experiment(
-            "capsule_attacks",
-            "--n-epochs 2 --batch-size 8 --n-train 24 --sizes 5,2,3,2 --loss cross-entropy --n-attack 2 --epsilons 0.5",
-        ),
-    )
+_CAPSNET = f"{_DIGITS} --n-test 20 --conv-channels 2 --primary-types 1"
+_TINY = {
+    "smallnorb_novel_viewpoint": "--n-epochs 2 --batch-size 4 --n-train-views 2 --n-test-views 2 --n-elev 1"
+                                 " --n-per-combo 1 --loss cross-entropy",
+    "multimnist_capsnet": _CAPSNET,
+    "mnist_affine_capsnet": f"{_CAPSNET} --n-val 16 --n-sweep 4",
+    "conv_matrix_capsules": f"{_DIGITS} --n-test 10 --sizes 5,2,3,2 --loss cross-entropy",
+    "capsule_attacks": "--n-epochs 2 --batch-size 8 --n-train 24 --sizes 5,2,3,2 --loss cross-entropy --n-attack 2"
+                       " --epsilons 0.5",
 }
+EXPERIMENTS = {name: Experiment(name, tiny) for name, tiny in _TINY.items()}
 
 
 def config_of(script: Any, argv: Sequence[str]) -> Any:

@@ -8,10 +8,10 @@ import pytest
 
 import compare_seeds
 from evidence import again, claims
+from helpers import Capture
 from support.results import read_result, save_result
 from support.statistics import read_comparison
 
-Capture = pytest.CaptureFixture[str]
 TINY = "smallnorb_novel_viewpoint --seeds 3:5 --part cnn --threads 1"
 FLAGS = "-- --dataset voxels --models cnn_matched --n-train-views 1 --n-test-views 1 --n-per-combo 1 --n-epochs 1"
 

@@ -16,7 +16,7 @@ import smallnorb_novel_viewpoint as smallnorb
 from evidence import claims, earlier, report, visualize_claims
 from evidence.claims import Claim, Condition, listed, make_claims, paired_values, verdict_of
 from figure_checks import check_pictures, drawn, held, legend_of, move_to
-from helpers import ROOT, failure
+from helpers import ROOT, Capture, Patch, failure
 from support.figures import BLUE, GREEN, VERMILLION
 from support.results import save_result
 from support.statistics import t_quantile
@@ -43,7 +43,7 @@ def claim(*files: str) -> Claim:
     return Claim("more is better", "0.9 against 0.8", "docs/page.md", tuple(map(condition, files)))
 
 
-def listing(monkeypatch: pytest.MonkeyPatch, exploratory: tuple[Claim, ...], registered: tuple[Claim, ...]) -> None:
+def listing(monkeypatch: Patch, exploratory: tuple[Claim, ...], registered: tuple[Claim, ...]) -> None:
     """Both lists of claims.py."""
     monkeypatch.setattr(claims, "CLAIMS", exploratory)
     monkeypatch.setattr(claims, "REGISTERED", registered)
@@ -175,7 +175,7 @@ SEARCHED = {"axes": [[0.001, 0.002, 0.004], [0, 1], [10, 20, 40]], "winner": [0.
     ({"searches": ("cnn.json", "cnn.json")}, "f.json#a: capsules is not the network of results/search/cnn.json, cnn_m"),
 ])
 def test_a_registered_comparison_has_the_settings_of_its_searches(
-    change: dict[str, Any], complaint: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    change: dict[str, Any], complaint: str | None, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     seeds, most = change.get("seeds", "2000:2012"), change.get("most", 2)
@@ -249,7 +249,7 @@ def commit(text: str) -> str:
     return git("rev-parse", "HEAD")
 
 
-def test_a_run_from_before_its_comparison_was_listed_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_from_before_its_comparison_was_listed_is_seen(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.chdir(tmp_path)
     line = "CLAIMS = Condition('any words', 'one.json', 'capsules', 'cnn', 'accuracy', '200:205')"
     before, other, after, more, wider = map(commit, (
@@ -268,7 +268,7 @@ def test_a_run_from_before_its_comparison_was_listed_is_seen(tmp_path: Path, mon
         assert list(report.check_result(report.CLAIMS, has_history)) == [*faults, has_history]
 
 
-def test_a_comparison_that_was_registered_once_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_comparison_that_was_registered_once_stays(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.chdir(tmp_path)
     one = "Condition('x', 'f.json', 'capsules', 'cnn', 'accuracy', '2000:2012')"
     _, middle, _ = [commit(f"REGISTERED = ({those},)\nCLAIMS = ({one.replace('f.json', 'g.json')},)")
@@ -322,7 +322,7 @@ def test_a_claim_may_be_read_at_equal_accuracy() -> None:
 
 
 def test_the_file_is_made_from_the_list_and_changes_are_seen(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: Patch, capsys: Capture
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(report, "ROOT", tmp_path)
@@ -385,7 +385,7 @@ def test_the_picture() -> None:
 
 
 def test_the_registered_picture_has_the_intervals_of_its_own_level_and_what_has_not_been_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: Patch, capsys: Capture
 ) -> None:
     differences = 0.1 + 0.02 * np.sin(np.arange(12))
     both = registered(12, tolerance=0.03).conditions[0], registered(13).conditions[0]._replace(name="later")

@@ -18,7 +18,7 @@ import pytest
 import compare_seeds
 from evidence import claims, report
 from evidence.report import main, render_page
-from helpers import DATA
+from helpers import DATA, Capture, Patch
 from recorded import check
 from support import results
 from support.result_tables import paired_table, rows_table, seeds_table
@@ -26,7 +26,6 @@ from support.results import parse_json, save_result
 from support.statistics import summarise_comparison
 
 Json = dict[str, Any]
-Capture = pytest.CaptureFixture[str]
 
 TABLES = {
     "steps": {"columns": ["code", "ms", "time / numpy's"], "rows": [["numpy", 12, 1.0], ["torch 2.13", 31, 2.5833]]}
@@ -94,7 +93,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def page(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def page(made: Path, tmp_path: Path, monkeypatch: Patch) -> Path:
     """A README next to its results, all of them true; the test runs in its folder."""
     shutil.copytree(made, tmp_path / "copy")
     monkeypatch.chdir(tmp_path / "copy")
@@ -333,7 +332,7 @@ def test_a_changed_number_a_wrong_part_and_what_is_no_result(page: Path, capsys:
         assert f"results/fake/{name}.json is used by no page and no claim\n" in said
 
 
-def test_commits(page: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commits(page: Path, capsys: Capture, monkeypatch: Patch) -> None:
     path = Path("results/fake/r.json")
     document, first = load(str(path)), git("rev-parse", "HEAD")
     code = Path("fake.py").read_text()
@@ -361,7 +360,7 @@ def test_commits(page: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_the_commit_is_that_of_the_projects_own_root_and_dirty_where_code_has_changed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: Patch
 ) -> None:
     def commit(root: Path = tmp_path, *others: str) -> str | None:
         monkeypatch.setattr(results, "ROOT", root)
