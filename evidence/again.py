@@ -3,7 +3,8 @@
     python -m evidence.again results/smallnorb_novel_viewpoint/registered_azimuths.json#capsules --n-seeds 2
     python -m evidence.again        # the first seed of every registered comparison; for docs/method.md
 
-The command of a result is run as it stands in its file, with fewer seeds and another --out. Times are not compared.
+The command of a result is run as it stands in its file, in an empty folder, with fewer seeds and another --out. Times
+are not compared.
 """
 
 from __future__ import annotations
