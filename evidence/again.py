@@ -44,7 +44,8 @@ def run_again(where: str, seeds: Sequence[int], command: str) -> Json:
     with tempfile.TemporaryDirectory() as folder:
         out = f"{folder}/again.json"
         words[end:end] = ["--seeds", ",".join(map(str, seeds)), "--out", out]  # of two, the last counts
-        done = subprocess.run([sys.executable, *words], cwd=folder, capture_output=True, text=True)  # no kept runs
+        # where no runs are kept
+        done = subprocess.run([sys.executable, *words], cwd=folder, capture_output=True, encoding="utf-8")
         if done.returncode:
             raise UserError(f"{where} could not be run again: {done.stderr.strip().rpartition(chr(10))[2]}")
         part = where.partition("#")[2]
