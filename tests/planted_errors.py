@@ -222,6 +222,9 @@ more/attacks.py test_capsule_attacks
      squares: np.where(rng.random((N, 1, W, C)) < 0.5, low, high) -> np.where(rng.random((N, 1, W, C)) < 0.5, low, 1)
 more/capsule_attacks.py test_capsule_attacks
   test_the_gradients_that_an_attacker_follows | attacked_network: _a / lengths -> _a
+evidence/again.py test_again
+  test_a_changed_number_is_the_only_one_that_differs | compare: _a.get(_b) == _c -> _b in _a
+  test_a_changed_number_is_the_only_one_that_differs | run_again: map(str, seeds) -> map(str, seeds[:1])
 evidence/claims.py test_claims
   test_the_level_is_shared_among_all_listed_comparisons | judged: ALPHA / _a -> ALPHA
   test_the_word_is_that_of_the_interval | judged: _a - _b -> _b - _a
