@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from compare_seeds import SECONDS
+from compare_seeds import SECONDS, shortened
 from evidence import claims
 from smallnorb_novel_viewpoint import Parser, UserError, int_in, path_of, script
 from support.experiment import ROOT, require_writable
@@ -53,18 +53,18 @@ def run_again(where: str, seeds: Sequence[int], command: str) -> Json:
 
 
 def metrics(document: Json, seeds: Sequence[int]) -> dict[tuple[str, ...], float]:
-    """Those of some seeds by setting, seed, model and name, times aside."""
+    """Those of some seeds by setting, seed, model and name, to six digits, times aside."""
     return {
         (setting, str(run["seed"]), model, name): value
         for setting, entry in document["settings"].items() for run in entry["runs"] if run["seed"] in seeds
-        for model, found in run["models"].items() for name, value in found.items()
+        for model, found in run["models"].items() for name, value in shortened(found).items()
         if isinstance(value, float) and name not in SECONDS
     }
 
 
 def compare(where: str, n_seeds: int) -> list[Any]:
-    """A row of the table: how many numbers there are, how many of them come out the same to the last digit of the file,
-    and the mean of the headline metric, then and now."""
+    """A row of the table: how many numbers there are, how many of them come out the same to six digits, as results have
+    today, and the mean of the headline metric, then and now."""
     document = read_comparison(where)
     seeds = [run["seed"] for run in next(iter(document["settings"].values()))["runs"]][:n_seeds]
     then, now = (metrics(d, seeds) for d in (document, run_again(where, seeds, document["command"])))
