@@ -38,7 +38,7 @@ def registered() -> list[str]:
 
 
 def run_again(where: str, seeds: Sequence[int], command: str) -> Json:
-    """The same comparison with these seeds. Raises UserError in the words of the failed command."""
+    """The same comparison with these seeds. Raises UserError with the first error of the failed command."""
     words = [str(ROOT / "compare_seeds.py"), *shlex.split(command)[2:]]
     end = words.index("--") if "--" in words else len(words)
     with tempfile.TemporaryDirectory() as folder:
@@ -47,7 +47,8 @@ def run_again(where: str, seeds: Sequence[int], command: str) -> Json:
         # where no runs are kept
         done = subprocess.run([sys.executable, *words], cwd=folder, capture_output=True, encoding="utf-8")
         if done.returncode:
-            raise UserError(f"{where} could not be run again: {done.stderr.strip().rpartition(chr(10))[2]}")
+            why = next((line for line in done.stderr.splitlines() if "error" in line), f"status {done.returncode}")
+            raise UserError(f"{where} could not be run again: {why}")
         part = where.partition("#")[2]
         return read_comparison(f"{out}#{part}" if part else out)
 

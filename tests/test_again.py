@@ -43,12 +43,15 @@ def test_a_changed_number_is_the_only_one_that_differs(path: Path, capsys: Captu
 
 def test_what_cannot_be_run_again_is_said_in_a_line(path: Path, capsys: Capture) -> None:
     document = read_result(path)
-    document["parts"]["cnn"]["command"] = document["parts"]["cnn"]["command"].replace("--models", "--networks")
-    save_result(path.with_name("old.json"), document)
+    command = document["parts"]["cnn"]["command"].partition(" -- ")[0]
+    for name, flags in (("old", "--networks cnn"), ("lost", "--dataset smallnorb --data-dir none")):
+        document["parts"]["cnn"]["command"] = f"{command} -- {flags}"
+        save_result(path.with_name(f"{name}.json"), document)
     for where, why in (
         (path, f"{path} has no part '', but cnn"),
         (f"{path}#capsules", f"{path} has no part 'capsules', but cnn"),
         (f"{path.with_name('old.json')}#cnn", "could not be run again: compare_seeds.py: error: "),
+        (f"{path.with_name('lost.json')}#cnn", "again: seed 3, setting default: exit status 1: error: "),
     ):
         capsys.readouterr()
         assert again.main([str(where), f"--out={path.with_name('x.json')}"]) == 1
