@@ -236,16 +236,13 @@ def train_all(config: Config, data: AnyData, options: Any = NO_OPTIONS, **more: 
             train: Any = affine.train  # its states are those of multimnist_capsnet.py
             for model, state in session.trainings(lambda _: digits.n_steps):
                 train(model, digits, data, state, workers, session.after_step)
-        elif isinstance(data, smallnorb.Data):
-            dense = dense_config(config)
-            for model, state in session.trainings(lambda name: steps_per_epoch(dense, data) * of_model(name, dense)[0]):
-                smallnorb.train(model, dense, data, state, session.after_step)
         else:
-            matrix = network_config(config)
-            for model, state in session.trainings(
-                lambda name: steps_per_epoch(matrix, data) * of_model(name, matrix)[0]
-            ):
-                conv.train(model, matrix, data, state, workers, session.after_step)
+            per_epoch = steps_per_epoch(config, data)
+            for model, state in session.trainings(lambda name: per_epoch * of_model(name, config)[0]):
+                if isinstance(data, smallnorb.Data):
+                    smallnorb.train(model, dense_config(config), data, state, session.after_step)
+                else:
+                    conv.train(model, network_config(config), data, state, workers, session.after_step)
     return session.trained
 
 
