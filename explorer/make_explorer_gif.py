@@ -9,7 +9,6 @@ outside the training range.
 
 from __future__ import annotations
 
-import base64
 import dataclasses
 import io
 import itertools
@@ -67,10 +66,6 @@ def draw_line(driver: Any, canvas_id: str, points: Points) -> None:
     pen.release().perform()
 
 
-def screenshot(driver: Any) -> bytes:
-    return base64.b64decode(driver.execute_cdp_cmd("Page.captureScreenshot", {"format": "png"})["data"])
-
-
 def record(driver: Any, strokes: int = 100, steps: int = 12) -> list[Array]:
     """Frames (HEIGHT, WIDTH, 3) of an open page; ``strokes``: of each digit at most; ``steps``: of each movement."""
     frames: list[Array] = []
@@ -97,7 +92,7 @@ def record(driver: Any, strokes: int = 100, steps: int = 12) -> list[Array]:
     def shoot(n: int = 1) -> None:
         """The page after two frames of the screen, ``n`` times."""
         driver.execute_async_script("requestAnimationFrame(() => requestAnimationFrame(() => arguments[0]()))")
-        with Image.open(io.BytesIO(screenshot(driver))) as image:
+        with Image.open(io.BytesIO(driver.get_screenshot_as_png())) as image:
             frames.extend([np.asarray(image.convert("RGB"))] * n)
 
     def set_value(name: str, value: float) -> None:
@@ -166,7 +161,7 @@ def main(argv: Sequence[str]) -> None:
         show_as(driver, *PREVIEW)
         driver.execute_script("scrollTo(0, 0); explorer.showExample(0)")
         driver.execute_async_script("setTimeout(arguments[0], 1000)")
-        preview = screenshot(driver)
+        preview = driver.get_screenshot_as_png()
     print(write_if_changed(options.out, gif_bytes(frames, config.fps), overwrite=True))
     if options.preview:
         print(write_if_changed(options.preview, preview, overwrite=True))

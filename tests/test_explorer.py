@@ -314,8 +314,9 @@ def test_a_recording_has_the_frames_a_second_and_the_preview_that_are_asked_for(
 ) -> None:
     (page := tmp_path / "page.html").touch()
     frames = [np.full((4, 4, 3), grey, np.uint8) for grey in (0, 255)]
-    monkeypatch.setattr(animation, "headless_browser", lambda *_: contextlib.nullcontext(Mock()))
-    for name, given in (("open_page", None), ("show_as", None), ("record", frames), ("screenshot", b"\x89PNG")):
+    driver = Mock(get_screenshot_as_png=lambda: b"\x89PNG")
+    monkeypatch.setattr(animation, "headless_browser", lambda *_: contextlib.nullcontext(driver))
+    for name, given in (("open_page", None), ("show_as", None), ("record", frames)):
         monkeypatch.setattr(animation, name, Mock(return_value=given))
     out, preview = tmp_path / "a.gif", tmp_path / "a.png"
     assert animation.main([f"--page={page}", f"--out={out}", f"--preview={preview}", "--fps=2"]) == 0
