@@ -92,7 +92,7 @@ def files_of(row: Row) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in files if path.is_file()}
 
 
-def redraw(wanted: Collection[str] | None, data_dir: Path | None = None) -> None:
+def redraw(wanted: Collection[str] | None, data_dir: Path | None) -> None:
     """Run the commands of the ``wanted`` pictures, or of all, with MNIST from ``data_dir`` where one is given. Raises
     UserError where one fails."""
     rows = read_rows()
@@ -132,14 +132,8 @@ def main(argv: Sequence[str]) -> None:
     args = parser.parse_args(argv)
     if args.all and args.pages:
         raise UsageError("argument --all: not together with a page")
-    if args.all:
-        redraw(None, args.data_dir)
-        return
     pages = args.pages or [ROOT / "README.md"]
-    for page in pages:
-        if not page.is_file():
-            raise UserError(f"there is no page {page}")
-    redraw({path for page in pages for path in pictures_of(page)}, args.data_dir)
+    redraw(None if args.all else {path for page in pages for path in pictures_of(page)}, args.data_dir)
 
 
 if __name__ == "__main__":

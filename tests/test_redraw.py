@@ -130,7 +130,7 @@ def test_a_folder_of_mnist_is_for_those_that_train_on_it(project: Path, capfd: C
 
 
 @pytest.mark.parametrize(("flags", "status", "message"), [
-    (["--all", "README.md"], 2, "argument --all: not together with a page"), (["no.md"], 1, "there is no page no.md"),
+    (["--all", "README.md"], 2, "argument --all: not together with a page"), (["no.md"], 1, "cannot read no.md"),
     (["viz/speed/steps.png"], 1, "steps.png"),
 ])
 def test_wrong_words(flags: list[str], status: int, message: str, capsys: Capture) -> None:
