@@ -515,13 +515,11 @@ def main(argv: Sequence[str]) -> None:
         description="Rewrite the tables of README.md and docs/*.md from results/.", epilog=HELP_MARKERS,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    add = parser.add_argument
+    add = parser.add_mutually_exclusive_group().add_argument
     add("--check", action="store_true", help="Rewrite nothing; exit with status 1 where a page or a result is wrong.")
     add("--claims", action="store_true", help=f"Write {CLAIMS} before the pages.")
     parser.add_argument("--help-all", action="help", help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
-    if args.check and args.claims:
-        raise UsageError("argument --claims: --check writes nothing")
     os.chdir(ROOT)
     report(args.check, args.claims)
 

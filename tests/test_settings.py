@@ -99,7 +99,7 @@ UNFIT = {  # flags of each script, and what is said of them
         ("--predict a.png --checkpoint c --resume", "--resume: --predict neither trains nor tests"),
     ],
     "visualize_your_own_images": [("", "--data-dir: name the folder of your images")],
-    "report": [("--check --claims", "--claims: --check writes nothing")],
+    "report": [("--check --claims", "--claims: not allowed with argument --check")],
 }
 
 
