@@ -77,14 +77,14 @@ MARGIN_EPOCHS = 10  # in which the margin of the capsules' loss rises, where the
 class Config(Settings):
     data_dir: Path | None = setting(None, FOLDER, "Folder of the images, with a sub-folder for each class; or a .npz"
         " file of x_train, y_train and perhaps x_test, y_test.", usual=True, free=True, group="images")
-    image_size: int | None = setting(None, int_in(20, 64), "Resize the images to N x N pixels.", usual=True,
+    image_size: int = setting(None, int_in(20, 64), "Resize the images to N x N pixels.", usual=True,
         shown="their own size, but at least {} and at most {}".format(*SIDES))
     colour: str = setting("grey", ("grey", "rgb"), "Show the images to the networks in grey or in colour.", usual=True)
     n_train: int | None = setting(None, int_in(1, 10**9), "Train on about N of the training images, of each class the"
         " same share.", shown="all of them")
     seed: int = setting(0, int_in(0, 2**32 - 1), "Seed of the test set that is drawn, the initial weights and the order"
         " of the images.", usual=True, group="training")
-    n_epochs: int | None = setting(None, int_in(1, 100_000), "Train for N passes over the training images.",
+    n_epochs: int = setting(None, int_in(1, 100_000), "Train for N passes over the training images.",
         usual=True, shown=f"30, but fewer of more than {MOST_SHOWN // 30:,} images")
     lr_schedule: str = setting("linear", ("linear", "constant"), "Course of the learning rate: it falls to 0, or it"
         " stays, and a training can be continued with more epochs.")
@@ -223,7 +223,6 @@ def train(
 ) -> None:
     """Train ``state`` in place to ``config.n_epochs``. ``callback(state, epoch has ended)`` is called after every step.
     Raises UserError where the loss stops being finite."""
-    assert config.n_epochs
     per_epoch = steps_per_epoch(data)
     n_steps = per_epoch * config.n_epochs
     n_rising = n_steps if config.lr_schedule == "linear" else per_epoch * MARGIN_EPOCHS
@@ -298,13 +297,13 @@ def run(config: Config, options: Any = NO_OPTIONS, **more: Any) -> tuple[dict[st
     by_class = dict(zip(data.classes, zip(*counts, strict=True), strict=True))
     if not options.quiet:
         print_message(describe_classes(by_class, data.train.images.shape[1], config.colour).splitlines()[0].rstrip(":"))
-    models, confusions = {}, {}
+    models, confusions, n_steps = {}, {}, steps_per_epoch(data) * config.n_epochs
     session = Session(EXPERIMENT, config, make_models, options, **more)
     with Workers(options.threads) as workers:
         for name, state in session.trained.items():
-            if n_steps := steps_per_epoch(data) * (config.n_epochs or 0) - state.step:
-                tell_cost(name, cost(session.models[name], config, data, n_steps, options.threads))
-        for model, state in session.trainings(lambda _: steps_per_epoch(data) * (config.n_epochs or 0)):
+            if left := n_steps - state.step:
+                tell_cost(name, cost(session.models[name], config, data, left, options.threads))
+        for model, state in session.trainings(lambda _: n_steps):
             train(model, config, data, state, workers, session.after_step)
             confusion, _ = evaluate(model, state.params, data.test, len(data.classes), workers)
             models[model.name], confusions[model.name] = model_metrics(state), confusion.tolist()
@@ -351,7 +350,6 @@ def predict(checkpoint: Path, names: Sequence[Path], threads: int = 1, quiet: bo
     config, states = read_checkpoint(checkpoint, EXPERIMENT, Config, make_models)
     if left := unfinished(EXPERIMENT, checkpoint, config, states):
         print_message(f"warning: {left}")
-    assert config.image_size
     models, squares, unreadable = make_models(config), dict[Path, Array](), list[str]()
     for path in with_progress(list(dict.fromkeys(named_files(names))), "image", quiet):
         try:
