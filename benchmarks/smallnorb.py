@@ -25,10 +25,9 @@ def problem(batch_size: int = 32) -> tuple[smallnorb.Config, Any, tuple[Array, A
     return config, smallnorb.make_models(config)["capsules"], (images, labels)
 
 
-def numpy_step(batch_size: int = 32, threads: int | None = None) -> Step:
-    """One training step: forward, loss, backward, Adam. The BLAS has ``threads`` threads, or as many as before."""
-    if threads:
-        set_blas_threads(threads)  # as long as the process
+def numpy_step(batch_size: int = 32, threads: int = 2) -> Step:
+    """One training step: forward, loss, backward, Adam."""
+    set_blas_threads(threads)  # as long as the process
     config, model, (x, labels) = problem(batch_size)
     state = init_state(model, config)
 
