@@ -315,23 +315,21 @@ def tray(is_right: Mapping[str, Array], is_two: Array) -> Array:
 def digits_part(config: Any, states: Mapping[str, Any], data: multimnist.Data, threads: int) -> Part:
     """The capsule network and the CNN with pooling of multimnist_capsnet.py, test composites and the names of the
     capsules' dimensions."""
-    models, rows, scores = multimnist.make_models(config), [], {}
+    models, rows, is_right = multimnist.make_models(config), [], {}
     params = {name: rounded(states[name].params) for name in DIGIT_MODELS}
     even = multimnist.capsnet_model(dataclasses.replace(config, routing_iters=1))  # the first couplings are all 1 / J
     with Workers(threads) as workers:
         for name in DIGIT_MODELS:
             both = states[name].params, params[name]
             before, after = (multimnist.evaluate(models[name], p, data.test, workers) for p in both)
-            of_both = [multimnist.assess(models[name], p, data.test, workers)[0] for p in both]
-            answers = [np.sort(multimnist.top_labels(s, 2)) for s in of_both]
+            scores = [multimnist.assess(models[name], p, data.test, workers)[0] for p in both]
+            answers = [np.sort(multimnist.top_labels(s, 2)) for s in scores]
             rows += [{"model": name, "metric": "set_accuracy", "before": before["set_accuracy"],
                       "after": after["set_accuracy"], "changed": int((answers[0] != answers[1]).any(axis=1).sum())},
                      {"model": name, "metric": "digit_accuracy", "before": before["digit_accuracy"],
                       "after": after["digit_accuracy"]}]
-            scores[name] = of_both[1]
+            is_right[name] = (answers[1] == np.sort(data.test.labels)).all(axis=1)
         even_accuracy = multimnist.evaluate(even, params["capsnet"], data.test, workers)["set_accuracy"]
-        pairs = np.sort(data.test.labels)
-        is_right = {name: (np.sort(multimnist.top_labels(s, 2)) == pairs).all(axis=1) for name, s in scores.items()}
         naming = one_or_two(config, params["capsnet"], data, workers)
         seen = evidence(config, params["capsnet"], data.test.images, naming["explains"], workers)
     in_tray = tray(is_right, n_found(naming, seen) == 2)
