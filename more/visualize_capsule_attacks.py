@@ -92,9 +92,7 @@ def draw_attack_trainings(path: Path = LENGTHS) -> Figure:
     head_legend(fig, [*model_handles(MODELS.values()), *kinds], 2)
     for ax, decay in zip(fig.subplots(1, len(decays), sharey=True), decays, strict=True):
         accuracy_axis(ax, "accuracy" if decay == decays[0] else None, CHANCE, side="center", below=True)
-        ax.set_title(f"weight decay {decay:g}")
-        ax.set_xlabel("epochs")
-        ax.set_xscale("log")
+        ax.set(title=f"weight decay {decay:g}", xlabel="epochs", xscale="log")
         ax.set_xticks(lengths, [str(n) for n in lengths])
         ax.minorticks_off()
         for (name, style), (kind, (line, label)) in itertools.product(MODELS.items(), lines.items()):
@@ -219,13 +217,10 @@ def draw_steps(found: Mapping[str, Attacked], config: experiment.Config) -> Figu
     head_legend(fig, [*model_handles(MODELS.values()), *kinds], 2)
     left, middle, right = fig.subplots(1, 3, width_ratios=(1.3, 0.8, 1.1))
     accuracy_axis(left, "accuracy", CHANCE, side="left", below=True)
-    left.set_title("accuracy after so many steps")
-    left.set_xlabel("steps")
-    left.set_xscale("log")
+    left.set(title="accuracy after so many steps", xlabel="steps", xscale="log")
     left.set_xticks(STEPS, [str(n) for n in STEPS])
     left.minorticks_off()
-    middle.set_title("norm of the margin's gradient")
-    middle.set_xlabel("images, by norm")
+    middle.set(title="norm of the margin's gradient", xlabel="images, by norm")
     right.set_title("why one step fails")
     names = list(dict.fromkeys(share for one in found.values() for share in one.shares))
     for k, (name, one) in enumerate(found.items()):
@@ -237,11 +232,9 @@ def draw_steps(found: Mapping[str, Attacked], config: experiment.Config) -> Figu
         heights = [names.index(share) + 0.38 * k for share in one.shares]
         bars = right.barh(heights, list(one.shares.values()), 0.36, color=MODELS[name].colour)
         right.bar_label(bars, fmt="%.2f", padding=2)
-    middle.set_xticks([])
-    middle.set_ylim(0)
+    middle.set(xticks=[], ylim=(0, None))
     right.set_yticks([0.19 + n for n in range(len(names))], names)
-    right.set_ylim(len(names) - 0.4, -0.4)
-    right.set_xlim(0, 1.15)
+    right.set(xlim=(0, 1.15), ylim=(len(names) - 0.4, -0.4))
     return fig
 
 
