@@ -766,7 +766,7 @@ function showWalk() {
   const [cx, cy] = at(now.ends.at(-1)).split(" ");
   shape($("walk"), "circle", { cx, cy, r: 6, style: `fill:${colour}` });
   const [ofNow, ofEven] = apart(now.length / now.total, even.length / even.total);
-  $("walk-text").textContent = `The ${I} votes for ${j}, each times its coupling, are laid end to end from where the axes cross. You see two of their sixteen numbers, those that vary most. In all sixteen their lengths add up to ${now.total.toFixed(2)}; the sum s has length ${now.length.toFixed(2)}, ${ofNow} of that. With even couplings (dotted): ${ofEven}. The straighter the way, the better they agree. Bold: the chosen place.`;
+  $("walk-text").textContent = `The ${I} votes for ${j}, each times its coupling, are laid end to end from where the axes cross, those of one place as one piece. You see two of their sixteen numbers, those that vary most. In all sixteen their lengths add up to ${now.total.toFixed(2)}; the sum s has length ${now.length.toFixed(2)}, ${ofNow} of that. With even couplings (dotted): ${ofEven}. The straighter the way, the better they agree. Bold: the chosen place.`;
   // The votes of the place that the person chose, before that the longest ones; thick where the coupling is large.
   const few = digits.child === null ? longestVotes(j, pair) : Array.from({ length: types }, (_, t) => place * types + t);
   const shown = [...few, formula.shown].map((i) => ({ end: pair.map((d) => digits.result.uHat[(j * I + i) * D + d]), width: thickness(routed().c[j * I + i]) }));
