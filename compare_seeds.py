@@ -249,7 +249,7 @@ def require_one_dataset(results: dict[Job, Json]) -> None:
 def make_document(
     args: argparse.Namespace, settings: list[Setting], results: dict[Job, Json], failures: dict[Job, str]
 ) -> Json:
-    """The result. It depends on the runs' numbers alone: not on the time, nor on how many ran at once."""
+    """The result. Besides command and machine it depends on the runs' numbers alone: not on how many ran at once."""
     if not results:
         raise UserError(f"none of the {len(failures)} runs gave a result")
     first = next(iter(results.values()))
@@ -367,7 +367,7 @@ EXAMPLES = """examples, with their times on one thread:
   python compare_seeds.py smallnorb_novel_viewpoint --seeds 0:10 --grid em-iters=1,2,3
       Ten seeds of each of three settings: about 2 minutes.
   python compare_seeds.py multimnist_capsnet --seeds 0:3 --jobs 2 -- --n-epochs 2
-      Three short runs, two at a time: about 3 minutes.
+      Three short runs, two at a time: about 7 minutes.
 
 The result goes to results/EXPERIMENT/NAME.json."""
 

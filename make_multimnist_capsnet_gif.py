@@ -4,15 +4,15 @@
     python make_multimnist_capsnet_gif.py --n-epochs 8 --n-train 6000
 
 Every ``--snapshot-every`` steps a frame shows the same test composites, what the decoder draws from the capsule of each
-of their two digits, the answer of the network, and the accuracy up to then. Without --seed it is the reported seed
-whose capsule network has the median accuracy.
+of their two digits, the answer of the network, and the accuracy up to then. Of reported settings it is, without
+--seed, the seed whose capsule network has the median accuracy.
 """
 
 from __future__ import annotations
 
 from support.figures import (
-    CAPSNET, MAX_FRAMES, AnimationOptions, Run, accuracy_axis, darkened, make_figure, marked_answer, model_line,
-    show_pictures, step_axis, tested, with_reported_seed, write_animation,
+    CAPSNET, MAX_FRAMES, OF_MEDIAN, AnimationOptions, Run, accuracy_axis, darkened, make_figure, marked_answer,
+    model_line, show_pictures, step_axis, tested, with_reported_seed, write_animation,
 )
 
 import dataclasses
@@ -121,7 +121,7 @@ class Options(AnimationOptions):
 def main(argv: Sequence[str]) -> None:
     config, options, given = parse(
         Config, Options, argv,
-        "Train the capsule network of the MultiMNIST experiment and animate its reconstructions.",
+        "Train the capsule network of the MultiMNIST experiment and animate its reconstructions." + OF_MEDIAN,
         ("", "A frame every 25 steps of four epochs: about 100 seconds."),
         ("--n-epochs 1 --out draft.gif", "A draft of one epoch: about 30 seconds."),
         ("--n-epochs 20 --snapshot-every 150", "A longer training, and a frame every 150 steps: about 8 minutes."),

@@ -100,7 +100,7 @@ def conv2d_forward(x: Array, w: Array, b: Array, stride: int, pad: int) -> tuple
     Ho, Wo = (H + 2 * pad - K) // stride + 1, (W + 2 * pad - K) // stride + 1
     x_pad = np.zeros((B, H + 2 * pad, W + 2 * pad, C), x.dtype)
     x_pad[:, pad : pad + H, pad : pad + W] = x
-    # im2col, one entry of the kernel at a time: twice as fast as patch by patch, as it copies longer runs of memory.
+    # im2col, one entry of the kernel at a time: faster than patch by patch for images of one channel.
     columns = np.empty((K, K, C, B, Ho, Wo), x.dtype)
     for i in range(K):
         for j in range(K):
@@ -425,7 +425,7 @@ def mask_backward(dmasked: Array, mask: Array) -> Array:
 
 
 def decoder_forward(params: Params, masked: Array) -> tuple[Array, list[Any]]:
-    """masked (N, J*D) -> pictures (N, H*W)."""
+    """masked (N, J*D) -> pictures (N, H*W), of C channels (N, H*W*C)."""
     x, caches = masked, []
     for k in (1, 2, 3):
         x, linear = linear_forward(x, params[f"decoder{k}.w"], params[f"decoder{k}.b"])
@@ -435,7 +435,7 @@ def decoder_forward(params: Params, masked: Array) -> tuple[Array, list[Any]]:
 
 
 def decoder_backward(dout: Array, caches: list[Any]) -> tuple[Array, Params]:
-    """dout (N, H*W) -> gradient of the masked capsules (N, J*D), and those of the parameters."""
+    """dout, as the pictures -> gradient of the masked capsules (N, J*D), and those of the parameters."""
     dx, grads = dout, {}
     for k in (3, 2, 1):
         linear, activation = caches[k - 1]
@@ -445,7 +445,7 @@ def decoder_backward(dout: Array, caches: list[Any]) -> tuple[Array, Params]:
 
 
 def reconstruct(params: Params, v: Array, labels: Array) -> Array:
-    """v (B, J, D), labels (B, Y) -> pictures (B, Y, H, W), one of each named capsule alone."""
+    """v (B, J, D), labels (B, Y) -> grey pictures (B, Y, H, W), one of each named capsule alone."""
     pictures, _ = decoder_forward(params, mask_forward(v, labels)[0])
     side = math.isqrt(pictures.shape[1])
     return pictures.reshape(*labels.shape, side, side)
@@ -870,11 +870,12 @@ def training_batch(data: Data, config: Config, step: int) -> Batch:
 
 # --- Settings: each is declared once, as a field of a dataclass; its flag, help and checks come from there ------------
 #
-# From here to the end of "Files and trainings", the text is the same in both base scripts.
+# From here to the end of "Files and trainings", the text is the same in both base scripts, but for adamw_of.
 
 
 class UserError(OSError):
-    """Something that the person at the keyboard can put right, in one line. Exit status 1."""
+    """Something that the person at the keyboard can put right, in one line. Exit status 1. The other base script and
+    data/ have such a class of their own: who calls several of them catches OSError."""
 
 
 UsageError = argparse.ArgumentTypeError  # what is wrong with a command line or a configuration. Exit status 2
@@ -1468,8 +1469,8 @@ class CapsNetConfig(Settings):
 
     dataset: str = setting("auto", ("auto", "mnist", "strokes"), "Use these digits. auto is MNIST if it is there or can"
         " be downloaded, else strokes: drawn digits.", usual=True, group="data")
-    data_dir: Path | None = setting(None, FOLDER, "Folder of the four MNIST files, or of others of their format.",
-        "the cache, where they are downloaded to", usual=True)
+    data_dir: Path | None = setting(None, FOLDER, "Folder of the four MNIST files, of others of their format, or of"
+        " digits in .npz, .csv or .mat files.", "the cache, where they are downloaded to", usual=True)
     n_train: int = setting(12_000, int_in(1, 10**8), "Train on N composites in each epoch, rounded down to whole"
         " batches.", usual=True, paper="60 million in all")
     preset: str = setting("small", tuple(PRESETS), "Sizes of the network: 32 channels, 8 types and a decoder of 256-512"

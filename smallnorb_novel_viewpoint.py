@@ -88,7 +88,7 @@ def conv2d_forward(x: Array, w: Array, b: Array, stride: int, pad: int) -> tuple
     Ho, Wo = (H + 2 * pad - K) // stride + 1, (W + 2 * pad - K) // stride + 1
     x_pad = np.zeros((B, H + 2 * pad, W + 2 * pad, C), x.dtype)
     x_pad[:, pad : pad + H, pad : pad + W] = x
-    # im2col, one entry of the kernel at a time: twice as fast as patch by patch, as it copies longer runs of memory.
+    # im2col, one entry of the kernel at a time: faster than patch by patch for images of one channel.
     columns = np.empty((K, K, C, B, Ho, Wo), x.dtype)
     for i in range(K):
         for j in range(K):
@@ -196,7 +196,7 @@ class MStepCache(NamedTuple):
     a_in: Array  # (B, I) the children's activations
     votes: Array  # (B, I, J, D)
     mass: Array  # (B, J) sum_i r a_in + MASS_FLOOR
-    weight: Array  # (B, I, J) of a vote in the mean; the sum over i is 1
+    weight: Array  # (B, I, J) of a vote in the mean; the sum over i is 1, less where there is hardly any mass
     mu: Array  # (B, J, D)
     error: Array  # (B, I, J, D) votes - mu
     sigma_sq: Array  # (B, J, D)
@@ -792,11 +792,12 @@ def crop(images: Array, rng: np.random.Generator | None) -> Array:
 
 # --- Settings: each is declared once, as a field of a dataclass; its flag, help and checks come from there ------------
 #
-# From here to the end of "Files and trainings", the text is the same in both base scripts.
+# From here to the end of "Files and trainings", the text is the same in both base scripts, but for adamw_of.
 
 
 class UserError(OSError):
-    """Something that the person at the keyboard can put right, in one line. Exit status 1."""
+    """Something that the person at the keyboard can put right, in one line. Exit status 1. The other base script and
+    data/ have such a class of their own: who calls several of them catches OSError."""
 
 
 UsageError = argparse.ArgumentTypeError  # what is wrong with a command line or a configuration. Exit status 2
@@ -1427,9 +1428,9 @@ class Viewpoints(Settings):
     shapes_seed: int | None = setting(None, int_in(0, 2**32 - 1), "Draw the objects of --dataset shapes, and the"
         " azimuth at which the ranges begin, with this seed.", "as --seed")
     train_azimuths: Range = setting(None, ANGLES, "Azimuths of the training views, in degrees.",
-        "0:150, smallnorb and toys 300:400")
+        "0:150, smallnorb and toys 300:400; with elevations held out 0:360")
     test_azimuths: Range = setting(None, ANGLES, "Azimuths that are held out, in degrees.",
-        "200:330, smallnorb and toys 60:280", usual=True)
+        "200:330, smallnorb and toys 60:280; with elevations held out as --train-azimuths", usual=True)
     train_elevations: Range = setting(None, TILTS, "Elevations of the training views. With other"
         " --test-elevations, hold elevations out instead of azimuths.", "10:50, smallnorb and toys 30:70")
     test_elevations: Range = setting(None, TILTS, "Elevations that are held out; needs --train-elevations.",

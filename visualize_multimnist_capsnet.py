@@ -4,7 +4,7 @@
     python visualize_multimnist_capsnet.py --n-epochs 8 --n-train 6000 --outdir viz
 
 trains the three models and draws; ``--checkpoint FILE`` draws what ``multimnist_capsnet.py --checkpoint FILE`` has
-trained. Without --seed it is the reported seed whose capsule network has the median accuracy.
+trained. Of reported settings it is, without --seed, the seed whose capsule network has the median accuracy.
 
     example_pairs.png         composites and the two digits that each is made of
     training_curves.png       losses and accuracies, epoch by epoch
@@ -23,8 +23,8 @@ first of the test set are taken, other digits before digits that have been shown
 from __future__ import annotations
 
 from support.figures import (
-    BLUE, CAPSNET, CNN, DATASET_NAMES, GREEN, GREY, POOLING, REFERENCE_LINE, RIGHT, SKY, VERMILLION, WRONG, YELLOW,
-    FigureOptions, Run, bare, choice_of_figures, darkened, draw_histories, figure_script, head_legend, heading,
+    BLUE, CAPSNET, CNN, DATASET_NAMES, GREEN, GREY, OF_MEDIAN, POOLING, REFERENCE_LINE, RIGHT, SKY, VERMILLION, WRONG,
+    YELLOW, FigureOptions, Run, bare, choice_of_figures, darkened, draw_histories, figure_script, head_legend, heading,
     interval, lightened, load_or_train, make_figure, marked_answer, model_line, name_line, plural, settings_in,
     show_pictures, tested,
 )
@@ -345,7 +345,7 @@ def trained(asked: Config, options: Options, given: Collection[str]) -> Run:
 
 main = figure_script(
     multimnist.EXPERIMENT, Config, Options,
-    "Draw the figures of the MultiMNIST experiment, from a checkpoint or after training its models.",
+    "Draw the figures of the MultiMNIST experiment, from a checkpoint or after training its models." + OF_MEDIAN,
     ("--checkpoint run.npz", "All figures of these networks: about 9 seconds."),
     ("", "All figures, after training the three models for four epochs: about 7 minutes."),
     ("--figures scaling", "Accuracy against the length of training, from committed results: about 2 seconds."),

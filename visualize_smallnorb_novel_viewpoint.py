@@ -20,8 +20,8 @@ has trained. Of reported settings it is, without --seed, the seed whose capsules
 from __future__ import annotations
 
 from support.figures import (
-    CNN, DATASET_NAMES, EM_CAPSULES, GREEN, GREY, PURPLE, RIGHT, SMALL_CNN, VERMILLION, VIEWPOINT_METRICS, WRONG,
-    FigureOptions, Run, accuracy_axis, bare, choice_of_figures, darkened, draw_histories, evenly_spaced_indices,
+    CNN, DATASET_NAMES, EM_CAPSULES, GREEN, GREY, OF_MEDIAN, PURPLE, RIGHT, SMALL_CNN, VERMILLION, VIEWPOINT_METRICS,
+    WRONG, FigureOptions, Run, accuracy_axis, bare, choice_of_figures, darkened, draw_histories, evenly_spaced_indices,
     figure_script, grey_levels, head_legend, heading, lightened, load_or_train, make_figure, model_handles, plot_band,
     show_pictures, with_minus_sign,
 )
@@ -386,7 +386,7 @@ def trained(asked: Config, options: Options, given: Collection[str]) -> Run:
 
 main = figure_script(
     smallnorb.EXPERIMENT, Config, Options,
-    "Draw the figures of the novel-viewpoint experiment, from a checkpoint or after training its models.",
+    "Draw the figures of the novel-viewpoint experiment, from a checkpoint or after training its models." + OF_MEDIAN,
     ("", "All figures, after training the three models: about 20 seconds."),
     ("--standardize image --n-epochs 20 --lr 0.002 --cnn-lr 0.001 --weight-decay 1",
      "The same of the exploratory settings, all 60 seeds: about 5 minutes."),

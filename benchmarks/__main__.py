@@ -88,7 +88,7 @@ def measure(repetitions: int, threads: int, only: str | None = None) -> dict[str
 
 @dataclasses.dataclass(frozen=True)
 class Config(Settings):
-    repetitions: int = setting(60, int_in(1, 10_000), "Time every step in N rounds.", usual=True)
+    repetitions: int = setting(60, int_in(1, 10_000), "Time a step in N rounds, slow ones in fewer.", usual=True)
     only: str | None = setting(None, tuple(MODULES), "Time one experiment.", usual=True)
 
 

@@ -140,7 +140,7 @@ def matrix_capsules_loss(params: Params, x: Array, labels: Array, config: conv.C
         pose, a = field_routing(pose, a, params, name, config, conv.CAPS_KERNEL, stride)
     offset = conv.coordinates(config.image_size, config.dtype)
     mu, a = field_routing(pose, a, params, "class", config, len(offset), 1, offset)
-    scores = smallnorb.POSE_SCORE * (mu * mu).sum((4, 5)) + smallnorb.ACTIVATION_SCORE * (a - 0.5)  # (B, 1, 1, E)
+    scores = smallnorb.POSE_SCORE * (mu * mu).sum((4, 5)) + smallnorb.ACTIVATION_SCORE * (a - 0.5)  # (B, 1, 1, J)
     return cross_entropy(scores[:, 0, 0], labels)
 
 

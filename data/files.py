@@ -12,7 +12,8 @@ from typing import IO, Any
 
 
 class UserError(OSError):
-    """Something that the person at the keyboard can put right; its message is one line."""
+    """Something that the person at the keyboard can put right; its message is one line. Not the class of that name of a
+    base script: OSError is all of them."""
 
 
 def one_line(error: object, limit: int = 200) -> str:

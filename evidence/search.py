@@ -127,7 +127,7 @@ class Config(Settings):
 @dataclasses.dataclass(frozen=True)
 class Options(Settings):
     out: Path | None = setting(None, OUTPUT, "File of the result.",
-        "results/search/DATASET_CONDITION_NETWORK_MODEL.json", usual=True)
+        "results/search/NAME.json, named after the search", usual=True)
     jobs: int = setting(1, int_in(1, 256), "Train on N seeds at once.", usual=True)
 
 
@@ -172,7 +172,7 @@ def run_once(config: Config, chosen: Setting, seed: int) -> dict[int, dict[str, 
             params[n] = {key: p.copy() for key, p in state.params.items()}
 
     data = module.make_data(asked)
-    with contextlib.suppress(UserError):
+    with contextlib.suppress(UserError, multimnist.UserError):
         module.train_all(asked, data, names=(name,), callback=keep)
     if config.network == "capsnet":
         both = history.get("set_accuracy", [])

@@ -135,7 +135,7 @@ def draw_round(claims: Sequence[dict[str, Any]], n_looks: int, title: str, adjus
 
 main = figure_script(
     "claims", Settings, OutOptions, "Draw the verdicts on the papers' claims.",
-    ("", "The picture of the committed results: about 2 seconds."),
+    ("", "Both pictures, of the committed results: about 2 seconds."),
     prepare=lambda *_: read_result(ROOT / CLAIMS), of_run={"verdicts": draw_verdicts, "earlier": draw_earlier},
     n_colours={"verdicts": 96, "earlier": 96},
 )

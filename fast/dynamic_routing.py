@@ -1,10 +1,10 @@
 """Dynamic routing in products of matrices: the fast form of ``routing_forward`` and ``routing_backward``.
 
-Same arguments and results as the pair in ``multimnist_capsnet.py``, and the same steps, whose names it has. A sum over
-votes is a product with one matrix (I, D) for each image and parent. The gradient of the votes is a sum of outer
-products, two for each iteration, which is one product too. A few images at a time go through all iterations, while
-their votes (0.5 MB for an image, at the default sizes) stay in the cache. This takes about half of the time of a form
-that does not store the votes.
+Arguments (``squash`` must be given), results, steps and their names are those of the pair in ``multimnist_capsnet.py``.
+A sum over votes is a product with one matrix (I, D) for each image and parent. The gradient of the votes is a sum of
+outer products, two for each iteration but the first, which is one product too. A few images at a time go through all
+iterations, while their votes (0.5 MB for an image, at the default sizes) stay in the cache. This takes about half of
+the time of a form that does not store the votes.
 
     B  images of a batch    I  children, P  entries of each    J  parents, D  entries of each
 """
@@ -113,7 +113,7 @@ def routing_backward(dv: Array, cache: RoutingCache, routing_grad: str) -> tuple
 def route_backward(
     dv: Array, u_hat: Array, steps: Steps, routing_grad: str, squash_backward: Callable[..., Array]
 ) -> tuple[Array, Array]:
-    """dv (n, J, D) -> the factors (n, J, T, I) and (n, J, T, D) of the T outer products whose sum is du_hat."""
+    """dv (n, J, D) -> the factors (n, J, K, I) and (n, J, K, D) of the K outer products whose sum is du_hat."""
     c, v, squashes = steps
     ds = squash_backward(dv, squashes[-1])
     left, right = [c[-1]], [ds]

@@ -184,7 +184,7 @@ class MStep(NamedTuple):
     """Inputs and results of an M-step."""
 
     r: Array  # (L, J, M) assignments
-    weight: Array  # (L, J, M) of a vote in the mean: r times the child's activation / mass; the sum over m is 1
+    weight: Array  # (L, J, M) of a vote in the mean: r times the child's activation / mass; their sum is at most 1
     mass: Array  # (L, J) sum_m r a_in + MASS_FLOOR
     mean: Array  # (L, J, D) mu - shift
     sigma_sq: Array  # (L, J, D)

@@ -29,7 +29,7 @@ Result = TypeVar("Result")
 
 class Workers:
     """``n_threads`` threads. Used as a context, in which the BLAS has one thread; outside of it ``map`` has no threads.
-    From the first context on, the process keeps the memory that it frees, up to 2 GiB (``keep_freed_memory``)."""
+    From the first context on, the process keeps up to 2 GiB of freed arrays below 32 MiB (``keep_freed_memory``)."""
 
     def __init__(self, n_threads: int = 1) -> None:
         self.n_threads = n_threads

@@ -70,7 +70,7 @@ OF_CAPSNET = ("batch_size", "lr", "cnn_lr", "weight_decay")  # fixed, those of m
 PIXELS = (0.0, 1.0)  # their range
 
 
-DENSE: dict[str, Any] = {  # the winners of the searches under attack (docs/method.md)
+DENSE: dict[str, Any] = {  # the winners of the searches under attack, of drawn shapes (docs/method.md)
     "n_epochs": 80, "lr": 1e-3, "weight_decay": 3.0, "cnn_epochs": 320, "cnn_lr": 1.25e-4, "cnn_weight_decay": 3.0,
 }
 FOLLOWED = {"cnn_epochs": "n_epochs", "cnn_lr": "lr", "cnn_weight_decay": "weight_decay"}  # if given alone
@@ -111,9 +111,11 @@ class Config(Settings):
     n_epochs: int = redeclared(conv.Config, "n_epochs", shown="20, dense 80")
     cnn_epochs: int = setting(None, int_in(1, 100_000), "The same for the CNN.",
         "20, dense 320, but as a given --n-epochs")
-    batch_size: int = redeclared(conv.Config, "batch_size", None, shown="32")
-    lr: float = redeclared(conv.Config, "lr", help="Learning rate of the capsules.", shown="0.015, dense 0.001")
-    cnn_lr: float = redeclared(conv.Config, "cnn_lr", None, shown="0.001, dense 0.000125 or a given --lr")
+    batch_size: int = redeclared(conv.Config, "batch_size", None, shown="32, capsnet 16")
+    lr: float = redeclared(conv.Config, "lr", help="Learning rate of the capsules.",
+        shown="0.015, dense 0.001, capsnet 0.004")
+    cnn_lr: float = redeclared(conv.Config, "cnn_lr", None,
+        shown="0.001, capsnet 0.002, dense 0.000125 or a given --lr")
     weight_decay: float = redeclared(conv.Config, "weight_decay", None, shown="0, dense 3")
     cnn_weight_decay: float = redeclared(conv.Config, "cnn_weight_decay")
     sizes: tuple[int, int, int, int] = redeclared(conv.Config, "sizes", shown="32,4,4,8")

@@ -11,8 +11,8 @@ the test digits up to that angle.
 from __future__ import annotations
 
 from support.figures import (
-    GREY, MAX_FRAMES, RIGHT, WRONG, AnimationOptions, FigureOptions, Run, accuracy_axis, darkened, heading, lightened,
-    make_figure, marked_answer, model_handles, model_line, show_pictures, write_animation,
+    GREY, MAX_FRAMES, OF_MEDIAN, RIGHT, WRONG, AnimationOptions, FigureOptions, Run, accuracy_axis, darkened, heading,
+    lightened, make_figure, marked_answer, model_handles, model_line, show_pictures, write_animation,
 )
 
 import dataclasses
@@ -135,7 +135,7 @@ def main(argv: Sequence[str]) -> None:
     config, options, given = parse(
         Config, Options, argv,
         "Animate the answers to rotating digits in the affine-digits experiment, from a checkpoint or after training"
-        " its models.",
+        " its models." + OF_MEDIAN,
         ("--checkpoint run.npz", "Three rotating digits and these networks: about 1 minute."),
         ("--n-train 6000 --n-epochs 4", "After a short training on 6,000 digits: about 3 minutes."),
     )

@@ -2,7 +2,7 @@
 
     python -m more.visualize_capsule_attacks
 
-draws from results of compare_seeds.py:
+draws from results of compare_seeds.py and, the second and the fourth, after trainings:
 
     attack_seeds.png      accuracy against the size of an attack, mean and interval over seeds, on drawn shapes and on
                           the write-up's objects: FGSM, with the paper's on smallNORB in grey, and the worst case
@@ -254,7 +254,7 @@ class Options(OutOptions):
 
 main = figure_script(
     experiment.EXPERIMENT, Config, Options, "Draw matrix capsules and their CNN under attack, and how they learn.",
-    ("", "All pictures, after a training: about 3 minutes."),
+    ("", "All pictures, after ten trainings: about 3 minutes."),
     ("--figures attack_seeds", "That of the committed results: about 3 seconds."),
     prepare=lambda config, options, _: options, of_run=OF_RUN, of_results=OF_RESULTS,
 )

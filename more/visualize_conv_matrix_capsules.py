@@ -6,7 +6,7 @@ draws what ``conv_matrix_capsules.py --checkpoint run.npz`` has trained; without
 first, with the same flags as that script.
 
     vote_distances.png      distances of the votes from the mean of their class capsule, in each iteration
-    training_curves.png     loss and errors, epoch by epoch
+    training_curves.png     loss, and errors or, of views, accuracies, epoch by epoch
 
 and from results of compare_seeds.py:
 
@@ -277,7 +277,7 @@ main = figure_script(
     conv.EXPERIMENT, Config, Options,
     "Draw the figures of the convolutional matrix capsules, from a checkpoint or after training them.",
     ("--checkpoint run.npz", "All figures of these networks: about 10 seconds."),
-    ("--figures novel_viewpoints,table_2", "From committed results of five seeds: about 5 seconds."),
+    ("--figures novel_viewpoints,table_2", "From committed results: about 5 seconds."),
     prepare=trained, of_run=OF_RUN, of_results=OF_RESULTS,
 )
 

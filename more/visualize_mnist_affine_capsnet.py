@@ -15,9 +15,9 @@ Which digit is shown never depends on how the models do on it: it is the first o
 from __future__ import annotations
 
 from support.figures import (
-    BLACK, CAPSNET, CNN, DATASET_NAMES, LENET, FigureOptions, Run, accuracy_axis, choice_of_figures, draw_histories,
-    figure_script, head_legend, load_or_train, make_figure, model_handles, plot_band, plural, show_pictures,
-    with_minus_sign,
+    BLACK, CAPSNET, CNN, DATASET_NAMES, LENET, OF_MEDIAN, FigureOptions, Run, accuracy_axis, choice_of_figures,
+    draw_histories, figure_script, head_legend, load_or_train, make_figure, model_handles, plot_band, plural,
+    show_pictures, with_minus_sign,
 )
 
 import dataclasses
@@ -144,7 +144,7 @@ class Options(FigureOptions):
 
 main = figure_script(
     affine.EXPERIMENT, Config, Options,
-    "Draw the figures of the affine-digits experiment, from a checkpoint or after training its models.",
+    "Draw the figures of the affine-digits experiment, from a checkpoint or after training its models." + OF_MEDIAN,
     ("--checkpoint run.npz", "Both figures of these networks: about 2 minutes."),
     ("--n-train 6000 --n-epochs 4", "Both figures, after a short training: about 4 minutes."),
     ("--checkpoint run.npz --n-sweep 100", "Of fewer digits at each angle: about 1 minute."),

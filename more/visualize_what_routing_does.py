@@ -42,7 +42,7 @@ TITLES = {"train_loss": "training loss, each one's own", **VIEWPOINT_METRICS}
 class Config(Settings):
     seed: int | None = setting(None, int_in(0, 2**32 - 1), "Seed of the shapes and the trainings.",
         shown="that of the median accuracy of the results", usual=True)
-    n_epochs: int = redeclared(study.Config, "n_epochs", conv.Config().n_epochs)
+    n_epochs: int = redeclared(study.Config, "n_epochs", conv.Config().n_epochs, shown="")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -371,6 +371,9 @@ def tested(config: Any) -> str:
     return "validation" if config.n_val or getattr(config, "n_val_objects", None) else "test"
 
 
+OF_MEDIAN = "\nWithout --seed, reported settings have the seed of their median."  # in the help of a script
+
+
 def with_reported_seed(
     path: Path, model: str, metric: str, config: Any, given: Collection[str]
 ) -> tuple[Any, str, list[dict[str, Any]]]:

@@ -184,7 +184,7 @@ def test_a_run_on_digits_is_the_scripts_own_training(
     def stopped(_: Any, __: Any, callback: Any, **more: Any) -> None:  # after its second epoch
         states[name].history["set_accuracy"] = [0.5, 0.6]
         callback(states[name], True)
-        raise UserError("not finite")
+        raise m.multimnist.UserError("not finite")
 
     monkeypatch.setattr(module, "train_all", stopped)
     assert m.run_once(config, (0.02, 0.3, 4), 100) == {4: {"both": 0.0}}
