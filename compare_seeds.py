@@ -363,7 +363,7 @@ def word(text: str) -> str:
 
 EXAMPLES = """examples, with their times on one thread:
   python compare_seeds.py smallnorb_novel_viewpoint --seeds 0:3
-      Three seeds: about 15 seconds.
+      Three seeds: about 30 seconds.
   python compare_seeds.py smallnorb_novel_viewpoint --seeds 0:10 --grid em-iters=1,2,3
       Ten seeds of each of three settings: about 2 minutes.
   python compare_seeds.py multimnist_capsnet --seeds 0:3 --jobs 2 -- --n-epochs 2

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """MultiMNIST: a capsule network with dynamic routing against two CNNs, in numpy, every gradient by hand.
 
-Claim reproduced: [Sabour 2017] S. Sabour, N. Frosst, G. Hinton, "Dynamic routing between capsules", NIPS 2017,
+Claim tested: [Sabour 2017] S. Sabour, N. Frosst, G. Hinton, "Dynamic routing between capsules", NIPS 2017,
 section 6. Two digits of different classes are laid over each other. Capsules that route by agreement recognise both
 and reconstruct each alone, although they overlap almost wholly.
 

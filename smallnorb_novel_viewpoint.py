@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Novel viewpoints: matrix capsules with EM routing against two CNNs, in numpy, every gradient by hand.
 
-Claim reproduced: [Hinton 2018] G. Hinton, S. Sabour, N. Frosst, "Matrix capsules with EM routing", ICLR 2018,
+Claim tested: [Hinton 2018] G. Hinton, S. Sabour, N. Frosst, "Matrix capsules with EM routing", ICLR 2018,
 section 5.1 and table 2. A network sees five object classes from a restricted range of viewpoints and is tested on
 viewpoints that it never saw. Matrix capsules lose less of their accuracy than a convolutional network does.
 

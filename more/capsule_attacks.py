@@ -1,6 +1,6 @@
 """Attacks: small changes of an image that mislead capsules and a CNN, in numpy.
 
-Claim reproduced: [Hinton 2018] G. Hinton, S. Sabour, N. Frosst, "Matrix capsules with EM routing", ICLR 2018, section 6
+Claim tested: [Hinton 2018] G. Hinton, S. Sabour, N. Frosst, "Matrix capsules with EM routing", ICLR 2018, section 6
 and figure 3. After one step along the sign of the loss's gradient, which moves every pixel by epsilon, matrix capsules
 keep more of their accuracy than a convolutional network does. What an attacker with more patience finds:
 

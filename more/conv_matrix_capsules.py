@@ -1,6 +1,6 @@
 """Convolutional matrix capsules on digits and on views of objects, in numpy, every gradient by hand.
 
-Claims reproduced: [Hinton 2018] G. Hinton, S. Sabour, N. Frosst, "Matrix capsules with EM routing", ICLR 2018. The
+Claims tested: [Hinton 2018] G. Hinton, S. Sabour, N. Frosst, "Matrix capsules with EM routing", ICLR 2018. The
 network of its figure 1, whose capsules have the same transformation matrices at every position, reads handwritten
 digits (section 5 reports 0.44 % test errors on MNIST); and it recognises objects from viewpoints that it never saw, and
 new objects from all viewpoints, better than a convolutional network (section 5.1, tables 1 and 2, on smallNORB).
