@@ -275,13 +275,23 @@ class Series(NamedTuple):
     of_paper_size: bool
 
 
+def settings_of_parts(path: Path) -> list[dict[str, Any]]:
+    """The settings of all parts of a file."""
+    parts = parse_json(path).get("parts")
+    files = [Path(f"{path}#{part}") for part in parts] if parts else [path]
+    return [one for file in files for one in settings_in(file)]
+
+
 def read_scaling(path: Path) -> dict[Series, dict[int, Array]]:
     """By series and composites seen in training, each length a training of its own: the fraction of images with both
-    digits right, of each seed. The verdicts' runs (composites_N.json beside ``path``) replace others as long."""
+    digits right, of each seed. Newer runs (composites_N.json and paper_size*.json beside ``path``) replace others as
+    long. Left out are those on validation digits, and those on digits that are added."""
     found, path = dict[Series, dict[int, Array]](), ROOT / path
-    files = [*(Path(f"{path}#{part}") for part in parse_json(path)["parts"]), *path.parent.glob("composites_*.json")]
-    for one in (one for file in files for one in settings_in(file)):
+    newer = [file for name in ("composites_*.json", "paper_size*.json") for file in path.parent.glob(name)]
+    for one in (one for file in (path, *newer) for one in settings_of_parts(file)):
         config, runs = one["config"], one["runs"]
+        if config.get("n_val") or config.get("overlay") == "sum":
+            continue
         length = Config(**{name: config[name] for name in ("n_epochs", "n_train", "batch_size")})
         for model in runs[0]["models"]:
             series = Series(model, config["conv_channels"] == PAPER_CHANNELS)
@@ -292,21 +302,21 @@ def read_scaling(path: Path) -> dict[Series, dict[int, Array]]:
 
 
 def draw_scaling(accuracies: Mapping[Series, Mapping[int, Array]]) -> Figure:
-    """Means with intervals; a length of one seed is a hollow point."""
-    fig = make_figure(4.4, "Both digits right against composites seen", f"boxes overlap by IoU ≥ {Config.min_iou:g} ·"
-                      " means and 95 % intervals over seeds; hollow: one seed")
+    """Means with intervals; a length of one or two seeds is a hollow point."""
+    fig = make_figure(4.4, "Both digits right against composites seen", f"boxes overlap by IoU ≥ {Config.min_iou:g}, of"
+                      " the paper's size by any · means and 95 % intervals over seeds; hollow: one or two seeds")
     ax, handles = fig.subplots(), []
     for k, (series, lengths) in enumerate(accuracies.items()):
         style = MODELS[series.model]
-        label = style.label + " of the paper's size, any overlap" * series.of_paper_size
+        label = style.label + " of the paper's size" * series.of_paper_size
         style = style._replace(label=label, marker="P" if series.of_paper_size else style.marker)
         x = np.array(list(lengths)) * 1.03 ** (k - (len(accuracies) - 1) / 2)  # intervals stay apart
         means, halves = np.array([interval(values) for values in lengths.values()]).T
         line = model_line(style, linestyle="--" if series.of_paper_size else "-", markersize=7)
         handles += [Line2D([], [], **line), *ax.plot(x, means, zorder=3, **line)][:1]
-        ax.errorbar(x, means, halves, fmt="none", ecolor=style.colour, elinewidth=1.8, zorder=2)
-        alone = np.array([len(values) == 1 for values in lengths.values()])
-        ax.plot(x[alone], means[alone], ls="", marker=style.marker, markersize=6, markerfacecolor="white",
+        few = np.array([len(values) < 3 for values in lengths.values()])
+        ax.errorbar(x[~few], means[~few], halves[~few], fmt="none", ecolor=style.colour, elinewidth=1.8, zorder=2)
+        ax.plot(x[few], means[few], ls="", marker=style.marker, markersize=6, markerfacecolor="white",
                 markeredgecolor=style.colour, markeredgewidth=1.5, zorder=4)
     head_legend(fig, handles, n_rows=-(-len(handles) // 3))
     ax.axhline(PAPER_ACCURACY, **REFERENCE_LINE)
