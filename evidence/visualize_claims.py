@@ -28,6 +28,7 @@ from matplotlib.patches import Patch
 
 from evidence.claims import ALPHA
 from evidence.report import CLAIMS
+from support.result_tables import show_points
 from support.results import read_result
 from support.statistics import t_quantile
 
@@ -89,7 +90,7 @@ def draw_claims(axes: Sequence[Axes], claims: Sequence[dict[str, Any]], n_looks:
                     [at - half, at + half], [middle] * 2, color=colour, linewidth=1.4, label=f"plain {c['condition']}"
                 )
             ax.plot([100 * c["difference"]], [middle], "o", color=colour, markersize=6, label=c["condition"])
-            verdicts.text(0.33, middle, with_minus_sign(f"{100 * c['difference']:+.1f}"), va="center", ha="right")
+            verdicts.text(0.33, middle, with_minus_sign(show_points(c).split()[0]), va="center", ha="right")
         y += max(len(heads), len(claim["conditions"])) + GAP
         ax.axhline(y - GAP / 2, color="#e4e4e4", linewidth=0.8, zorder=0)
     ax.xaxis.set_major_formatter(lambda value, _: with_minus_sign(f"{value:+g}") if value else "0")
@@ -98,7 +99,7 @@ def draw_claims(axes: Sequence[Axes], claims: Sequence[dict[str, Any]], n_looks:
 def draw_verdicts(document: dict[str, Any]) -> Figure:
     """Those of the registered round; what has not been run to its last seed has a row too."""
     claims, n = document["registered"], document["n_comparisons"]
-    return draw_round(claims, n, "What the papers claim, and what is found here", f"adjusted for {n} comparisons")
+    return draw_round(claims, n, "What the papers claim, and what is found here", f"adjusted for up to {n} comparisons")
 
 
 def draw_earlier(document: dict[str, Any]) -> Figure:
