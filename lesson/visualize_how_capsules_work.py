@@ -142,7 +142,10 @@ def draw_parts_and_wholes() -> Figure:
 
 
 def draw_arrow(ax: Axes, start: Array, stop: Array, colour: str, width: float) -> None:
-    style = {"arrowstyle": "-|>", "color": colour, "linewidth": width, "shrinkA": 0, "shrinkB": 0}
+    """The head is no longer than half of the arrow."""
+    head = min(10.0, 30 * float(np.linalg.norm(stop - start)))
+    style = {"arrowstyle": "-|>", "mutation_scale": head, "color": colour, "linewidth": min(width, 0.4 * head),
+             "shrinkA": 0, "shrinkB": 0}
     ax.annotate("", (stop[0], stop[1]), (start[0], start[1]), arrowprops=style)
 
 
@@ -162,7 +165,7 @@ def draw_worked_example() -> Figure:
                 ax.text(x, y, str(i + 1), ha="center", va="center", color=GREY, fontsize=9)
             if v[j].any():
                 draw_arrow(ax, np.zeros(2), v[j], colour, 3)
-            ax.plot(0, 0, "o", color=colour, markersize=5, zorder=6)
+            ax.plot(0, 0, "o", color=colour, markersize=3, zorder=6)
             ax.set(xlim=(-1.4, 1.4), ylim=(-1.4, 1.4), aspect="equal")
             add_frame(ax)
             ax.set_xlabel(f"length of v: {np.linalg.norm(v[j]):.2f}", loc="left")
@@ -200,7 +203,8 @@ def draw_em_routing() -> Figure:
         for j, colour in enumerate((FIRST, SECOND)):
             x, y = map(float, mu[j])
             width, height = 2 * np.sqrt(sigma_sq[j])
-            plane.add_patch(Ellipse((x, y), width, height, facecolor=lightened(colour, 0.12), edgecolor=colour))
+            plane.add_patch(Ellipse((x, y), width, height, facecolor=lightened(colour, 0.12)))
+            plane.add_patch(Ellipse((x, y), width, height, facecolor="none", edgecolor=colour, zorder=5))
             plane.plot(x, y, marker="+", color=colour, markersize=10, markeredgewidth=2)
             plane.scatter(*EM_EXAMPLE[:, j].T, s=10 + 170 * r[:, j], color=colour, edgecolors="white", zorder=4)
             for i, vote in enumerate(EM_EXAMPLE[:, j]):
@@ -253,16 +257,18 @@ def draw_squash(of: Trained) -> Figure:
 
 
 def draw_couplings(of: Trained) -> Figure:
-    fig = make_figure(3.5, "Couplings of a trained network", f"An image of {of.label}; {of.dataset}. A dot: the {TYPES}"
-                      " children of a place, blue where their coupling is above 1/10, red below")
+    fig = make_figure(3.5, "Couplings of a trained network", f"An image of {of.label}; {of.dataset}. A mark: the"
+                      f" {TYPES} children of a place,\na blue circle where their coupling is above 1/10,"
+                      " a red square below")
     *maps, bars = fig.subplots(1, len(of.c) + 1)
     x, y = np.meshgrid(4 + 4 * np.arange(SIDE), 4 + 4 * np.arange(SIDE))  # the middles of the squares, in pixels
     to_true = of.c[:, :, of.label].reshape(len(of.c), SIDE * SIDE, TYPES).mean(axis=2)
     for t, (ax, share) in enumerate(zip(maps, to_true, strict=True)):
         show_image(ax, 255 - 0.25 * of.image, f"iteration {t + 1}")
         shift = np.clip((share - 0.1) / 0.05, -1, 1)
-        colours = [lightened(FIRST if d > 0 else SECOND, abs(d)) for d in shift]
-        ax.scatter(x, y, s=90, c=colours, edgecolors=GREY, linewidths=0.6)
+        for marker, colour, these in (("o", FIRST, shift >= 0), ("s", SECOND, shift < 0)):
+            colours = [lightened(colour, abs(d)) for d in shift[these]]
+            ax.scatter(x.flat[these], y.flat[these], s=90, c=colours, marker=marker, edgecolors=GREY, linewidths=0.6)
         ax.set_xlabel(f"to {of.label}: {share.min():.3f} to {share.max():.3f}")
     bars.bar(range(len(of.v)), of.v, color=[FIRST if j == of.label else GREY for j in range(len(of.v))])
     bars.set(ylim=(0, 1), xticks=range(len(of.v)), xlabel="digit capsule", title="lengths ‖v‖")
@@ -290,7 +296,7 @@ def draw_losses(of: Trained) -> Figure:
     for margin, colour in ((0.2, lightened(GREEN, 0.45)), (0.55, lightened(GREEN, 0.7)), (0.9, darkened(GREEN))):
         spread_loss.plot(gap, np.maximum(0, margin - gap) ** 2, color=colour, label=f"m = {margin:g}")
     spread_loss.set(xlim=(-0.5, 1), xticks=[-0.5, 0, 0.5, 1], ylim=(0, 2), xlabel="aₜ − aₖ, true minus wrong",
-                    title="spread loss")
+                    ylabel="term of the loss", title="spread loss")
     spread_loss.legend(loc="upper right")
     return fig
 

@@ -125,8 +125,9 @@ def test_em_routing_is_that_of_the_four_votes() -> None:
         dots: Any = plane.collections
         np.testing.assert_allclose([of_parent.get_sizes() for of_parent in dots], 10 + 170 * r.T)
         ellipses = [patch for patch in plane.patches if isinstance(patch, Ellipse)]
-        np.testing.assert_allclose([e.get_center() for e in ellipses], mu)
-        np.testing.assert_allclose([(e.width, e.height) for e in ellipses], 2 * np.sqrt(sigma_sq))
+        np.testing.assert_allclose([e.get_center() for e in ellipses], np.repeat(mu, 2, axis=0))
+        axes_of = [(e.width, e.height) for e in ellipses]  # each is filled, then outlined
+        np.testing.assert_allclose(axes_of, np.repeat(2 * np.sqrt(sigma_sq), 2, axis=0))
         assert [float(text.get_text()) for text in table.texts] == pytest.approx(r.ravel(), abs=0.0051)
 
 
@@ -138,8 +139,13 @@ def test_what_the_trained_network_does_is_shown_as_it_is() -> None:
     check_held(bars, bars=[TRAINED.v])
     for ax, c in zip(maps, TRAINED.c, strict=True):
         share = c[:, 3].reshape(25, 4).mean(axis=1)
-        colours = np.asarray(ax.collections[0].get_facecolor(), float)
-        assert ((colours[:, 2] > colours[:, 0]) == (share > 0.1)).all(), "blue above 1/10, red below"
+        above, below = (np.asarray(marks.get_offsets(), float) for marks in ax.collections)
+        blue, red = (np.asarray(marks.get_facecolor(), float) for marks in ax.collections)
+        assert (blue[:, 2] >= blue[:, 0]).all()
+        assert (red[:, 2] <= red[:, 0]).all()
+        places = np.array([(x, y) for y in range(4, 24, 4) for x in range(4, 24, 4)])
+        np.testing.assert_array_equal(above, places[share >= 0.1])
+        np.testing.assert_array_equal(below, places[share < 0.1])
     margin_loss, _ = drawn(lambda: pictures.draw_losses(TRAINED)).axes
     points = np.squeeze([at for at in held(margin_loss)["lines"].values() if len(at[0]) == 1])
     expected = 0.5 * np.maximum(0, TRAINED.v - 0.1) ** 2
