@@ -45,6 +45,7 @@ from smallnorb_novel_viewpoint import Array, Config, Data, Range, Split, Stream,
 MODELS = {"capsules": EM_CAPSULES, "cnn": SMALL_CNN, "cnn_matched": CNN}
 TRAINED, HELD_OUT = GREEN, PURPLE  # ranges of viewpoints
 RANGES = ("train", "trained on", TRAINED), ("test", "held out", HELD_OUT)
+MIDDLES = ("trained range", TRAINED), ("held-out range", HELD_OUT)  # which may be no trained viewpoint
 CHANCE = 1 / smallnorb.N_CLASSES
 HALF_TURN = 0.6  # accuracy on held-out azimuths by cross, T and frame alone, which look the same after half a turn
 HALF_TURN_NAME = "cross, T and frame alone: 0.6"
@@ -310,7 +311,7 @@ def draw_class_poses(run: Run) -> Figure:
                       + "\nred: positive entries, blue: negative; numbers: the score of each class; framed: the answer,"
                       " green where it is right")
     poses = cache.mu.reshape(len(scores), n, smallnorb.POSE_SIDE, smallnorb.POSE_SIDE)
-    for b, (ax, (_, word, colour)) in enumerate(zip(fig.subplots(1, 2), RANGES, strict=True)):
+    for b, (ax, (word, colour)) in enumerate(zip(fig.subplots(1, 2), MIDDLES, strict=True)):
         rows = np.arange(b, len(scores), 2)  # of the views
         image = np.repeat(as_grid(views.images[rows], n)[..., None], 3, axis=4)
         grid = show_pictures(
@@ -337,7 +338,7 @@ def draw_routing_assignments(run: Run) -> Figure:
                       + "\nassignment $r_{ij}$ of each primary capsule (row: its activation) to each class (column: its"
                       " score), even at first; framed: the true class")
     axes = fig.subplots(2, 1 + len(shown), width_ratios=(0.7, *(1 for _ in shown)))
-    for b, ((image, *maps), (_, word, colour)) in enumerate(zip(axes, RANGES, strict=True)):
+    for b, ((image, *maps), (word, colour)) in enumerate(zip(axes, MIDDLES, strict=True)):
         v = 2 * k + b
         show_pictures(image, as_grid(views.images[v : v + 1], 1)).frame(0, 0, colour, 2.5)
         heading(image, word, colour)
