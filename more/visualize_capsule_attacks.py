@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from support.figures import (
     DATASET_NAMES, GREY, OutOptions, Settings, accuracy_axis, choice_of_figures, draw_histories, figure_script,
-    head_legend, make_figure, median_seed, model_handles, model_line, plot_band, plural, settings_in,
+    head_legend, lightened, make_figure, median_seed, model_handles, model_line, plot_band, plural, settings_in,
 )
 
 import dataclasses
@@ -79,13 +79,14 @@ def draw_attack_seeds(paths: Sequence[Path] = tuple(REGISTERED)) -> Figure:
 
 
 def draw_attack_trainings(path: Path = LENGTHS) -> Figure:
-    """Accuracy against epochs, a panel for each weight decay: the mean over the seeds of a sweep of both."""
+    """Accuracy against epochs, a panel for each weight decay: the mean over the seeds of a sweep of both, and the
+    worst case of each seed."""
     found = settings_in(path)
     runs = {(one["config"]["weight_decay"], one["config"]["n_epochs"]): one["runs"] for one in found}
     decays, lengths = (sorted({key[k] for key in runs}) for k in (0, 1))
     epsilon = found[0]["config"]["epsilons"][0]
     text = (f"{DATASET_NAMES[found[0]['dataset']]} · dense networks of equal size · ε = {epsilon:g} · mean of"
-            f" {plural(len(found[0]['runs']), 'seed')}")
+            f" {plural(len(found[0]['runs']), 'seed')}; small: the worst case of each")
     fig = make_figure(4.0, "Training decides what an attack finds", text)
     lines: dict[str, Any] = {"worst_case": ("-", "worst case of all attacks"), "fgsm": ("--", "one step: FGSM")}
     kinds = [Line2D([], [], color=GREY, linestyle=line, label=label) for line, label in lines.values()]
@@ -98,8 +99,11 @@ def draw_attack_trainings(path: Path = LENGTHS) -> Figure:
         for (name, style), (kind, (line, label)) in itertools.product(MODELS.items(), lines.items()):
             metric = f"{kind}_{epsilon:g}_accuracy"
             rows = np.array([[run["models"][name][metric] for run in runs[decay, n]] for n in lengths]).T
-            options = {"linestyle": line, "label": f"{style.label}, {label}", "clip_on": False}
+            options: dict[str, Any] = {"linestyle": line, "label": f"{style.label}, {label}", "clip_on": False}
             ax.plot(lengths, rows.mean(axis=0), **model_line(style, **options))
+            if kind == "worst_case":
+                beside = np.array(lengths) * (0.88 if name == "capsules" else 1.14)
+                ax.plot(beside, rows.T, style.marker, color=lightened(style.colour, 0.6), markersize=3, clip_on=False)
     return fig
 
 

@@ -178,8 +178,12 @@ def test_accuracy_under_attack_against_the_length_of_the_training() -> None:
     for ax, decay in zip(drawn(lambda: attacks.draw_attack_trainings(path)).axes, (0, 3), strict=True):
         assert ax.get_title("left") == f"weight decay {decay}"
         means = np.array([0.2, 0.8]) + decay / 100
-        check_held(ax, lines={f"{names[name]}, {names[kind]}": [[20, 80], means * of_name * of_kind + 0.01]
-                              for (name, of_name), (kind, of_kind) in parts})
+        lines = held(ax)["lines"]
+        expected = {f"{names[name]}, {names[kind]}": [[20, 80], means * of_name * of_kind + 0.01]
+                    for (name, of_name), (kind, of_kind) in parts}
+        assert_same({name: lines[name] for name in expected}, expected, "means")
+        seeds = [y for label, (_, y) in lines.items() if label not in expected]
+        np.testing.assert_allclose(seeds, [means * f + 0.01 * s for f in (0.5, 0.25) for s in (0, 2)])
 
 
 def test_networks_of_the_median_seed_are_trained_for_their_curves(monkeypatch: Patch) -> None:
