@@ -53,8 +53,8 @@ def draw_attack_seeds(paths: Sequence[Path] = tuple(REGISTERED)) -> Figure:
     text = "networks of equal size, mean and 95 % interval\nno pixel changed by more than ε, all weights known"
     fig = make_figure(1.6 + 2.7 * len(paths), "Accuracy under attack", text)
     handles = model_handles(MODELS.values())
-    dotted: dict[str, Any] = {"color": GREY, "linestyle": ":", "linewidth": 1.1}
-    papers = [Line2D([], [], **dotted, marker=style.marker, label=f"the paper's {style.short}: figure 3, smallNORB")
+    points: dict[str, Any] = {"color": GREY, "linestyle": ""}
+    papers = [Line2D([], [], **points, marker=style.marker, label=f"the paper's {style.short}: figure 3, smallNORB")
               for style in MODELS.values()]
     head_legend(fig, [handle for both in zip(handles, papers, strict=True) for handle in both], 2)
     rows_of_axes = fig.subplots(len(paths), 2, sharex=True, sharey=True, squeeze=False)
@@ -70,7 +70,7 @@ def draw_attack_seeds(paths: Sequence[Path] = tuple(REGISTERED)) -> Figure:
             if kind == "fgsm":
                 paper = {e: value for e, value in PAPER_FGSM[name].items() if e <= epsilons[-1]}
                 label = f"paper, {style.short}"
-                ax.plot(list(paper), list(paper.values()), **dotted, marker=style.marker, label=label, clip_on=False)
+                ax.plot(list(paper), list(paper.values()), **points, marker=style.marker, label=label, clip_on=False)
         if path == paths[-1]:
             ax.set_xlabel("ε (pixels run from 0 to 1)")
         ax.set_xlim(0, epsilons[-1])

@@ -168,7 +168,7 @@ def draw_novel_viewpoints(views: Sequence[Views]) -> Figure:
     """A row for each held-out angle: accuracy beyond the trained range, and the course of the training."""
     angles = dict.fromkeys(one.angle for one in views)
     n = max(len(one.accuracy) for one in views)
-    text = f"{DATASET_NAMES['toys']} · mean and 95 % interval of {plural(n, 'seed')}"
+    text = f"{DATASET_NAMES['toys']} · one set · mean and 95 % interval of {plural(n, 'training')}"
     fig = make_figure(1.1 + 2.9 * len(angles), "Accuracy on viewpoints that were never trained on", text)
     head_legend(fig, model_handles(dict.fromkeys(one.style for one in views)))
     axes = fig.subplots(len(angles), 2, squeeze=False, width_ratios=(5, 3))
