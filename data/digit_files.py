@@ -179,10 +179,8 @@ def read_csv(path: Path) -> tuple[Array, Array | None]:
     try:
         first, *rows = unpacked(path).decode("utf-8-sig").splitlines() or [""]
         names = [name.strip(' "').lower() for name in first.split(",")]
-        if has_names := not is_number(names[-1]):
-            column = names.index("label") if "label" in names else None
-        else:
-            column = 0 if len(names) > SIDE**2 else None
+        has_names = not is_number(names[-1])
+        column = names.index("label") if "label" in names else 0 if len(names) > SIDE**2 else None
         if not rows:
             raise ValueError("it has no row of a digit")
         numbers = np.loadtxt(rows if has_names else [first, *rows], np.float32, delimiter=",", ndmin=2)

@@ -40,11 +40,6 @@ class RoutingCache(NamedTuple):
         """Per iteration: (B, I, J)."""
         return [np.concatenate(c).swapaxes(1, 2) for c in zip(*(steps.c for steps in self.groups), strict=True)]
 
-    @property
-    def v(self) -> list[Array]:
-        """Per iteration: (B, J, D)."""
-        return [np.concatenate(v) for v in zip(*(steps.v for steps in self.groups), strict=True)]
-
 
 def softmax(b: Array) -> Array:
     """b (B, J, I), over the parents."""

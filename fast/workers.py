@@ -178,7 +178,7 @@ def blas_threads(n: int) -> Iterator[None]:
         with _lock:
             before = _limits.pop()
             if before is not None:
-                set_blas_threads(n if _limits else before)
+                set_blas_threads(before)
 
 
 def n_processors() -> int:

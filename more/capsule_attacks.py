@@ -100,8 +100,7 @@ class Config(Settings):
         group="data")
     data_dir: Path | None = setting(None, FOLDER, "Folder of the six smallNORB files, or of the four of MNIST.",
         usual=True)
-    seed: int = setting(0, int_in(0, 2**32 - 2), "Seed of the data, the initial weights and the order of the images.",
-        usual=True)
+    seed: int = redeclared(conv.Config, "seed")
     n_train: int | None = redeclared(conv.Config, "n_train", usual=False)
     network: str = setting("matrix", ("matrix", "dense", "capsnet"), "Attack convolutional matrix capsules; or on"
         " voxels and shapes those of smallnorb_novel_viewpoint.py, which are dense; or on digits a CapsNet with dynamic"
@@ -326,9 +325,7 @@ def attacked_network(
             positive = multimnist.indicator(labels[:, None], scores.shape[1], scores.dtype)
             return multimnist.margin_loss(scores, positive, len(labels))
     else:
-        layers = (multimnist.ConvLayer(multimnist.KERNEL, 2 * digits.conv_channels, pool=multimnist.MAX_POOL),
-                  multimnist.ConvLayer(5, 2 * digits.conv_channels, pool=multimnist.MAX_POOL))
-        net = multimnist.CNN(layers, {"hidden": len(params["hidden.b"])}, conv=multimnist.parts_of(digits).conv)
+        net = make_models(config)[name].loss_and_grads.keywords["net"]
         forward, own = functools.partial(multimnist.cnn_forward, params, net=net), softmax_cross_entropy
         backward = functools.partial(multimnist.cnn_backward, net=net)
     odds = of_log_odds if has_odds else (lambda loss: loss)

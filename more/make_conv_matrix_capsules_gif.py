@@ -31,7 +31,7 @@ from matplotlib.patches import Ellipse
 from more import conv_matrix_capsules as conv, visualize_conv_matrix_capsules as figures
 from more.conv_matrix_capsules import Array, ClassRouting, Config, Data, smallnorb
 from multimnist_capsnet import Workers, resolve_auto
-from smallnorb_novel_viewpoint import OUTPUT, RunOptions, TrainState, int_in, parse, script, setting
+from smallnorb_novel_viewpoint import OUTPUT, RunOptions, SettingError, TrainState, int_in, parse, script, setting
 from support.experiment import redeclared, require_writable
 
 N_TESTED = 500  # test images of the accuracy curve, spread over the set
@@ -202,6 +202,9 @@ def main(argv: Sequence[str]) -> None:
         ("--n-epochs 1 --n-train 2000 --snapshots 4 --out draft.gif", "A short draft: about 15 seconds."),
         ("--dataset voxels", "Views of the write-up's objects instead of digits: about 15 seconds."),
     )
+    if options.snapshots * config.em_iters > MAX_FRAMES:
+        n_frames = f"{options.snapshots} times {config.em_iters} frames"
+        raise SettingError("snapshots", f"{n_frames} are more than {MAX_FRAMES}")
     require_writable(options.out)
     data = conv.make_data(config)
     config = resolve_auto(config, data)

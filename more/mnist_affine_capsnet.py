@@ -406,13 +406,23 @@ def make_test_sets(
             yield "affnist_file", single_digits(images * np.dtype(config.dtype).type(1 / 255), labels)
 
 
+def run_sweep(config: Config, data: Data, states: Mapping[str, Any], workers: Workers) -> dict[str, dict[str, Any]]:
+    """The accuracy of every model at each angle of ``SWEEP``."""
+    models = make_models(config)
+    tested: dict[str, dict[str, Any]] = {name: {"sweep": {}} for name in states}
+    for degrees in SWEEP:
+        digits = rotated_set(data, config, degrees, config.n_sweep)
+        for name, state in states.items():
+            tested[name]["sweep"][f"{degrees}"], _ = accuracy_and_error(models[name], state.params, digits, workers)
+    return tested
+
+
 def run_tests(
     config: Config, data: Data, states: Mapping[str, Any], workers: Workers,
     affnist: tuple[Array, Array] | None = None,
 ) -> dict[str, dict[str, Any]]:
     """Metrics of every model on every test set, with the sweep."""
-    models = make_models(config)
-    tested: dict[str, dict[str, Any]] = {name: {"sweep": {}} for name in states}
+    models, tested = make_models(config), run_sweep(config, data, states, workers)
     for kind, digits in make_test_sets(data, config, affnist):
         for name, state in states.items():
             accuracy, error = accuracy_and_error(models[name], state.params, digits, workers)
@@ -421,10 +431,6 @@ def run_tests(
                 tested[name]["upright_error"] = round(1 - accuracy, 12)
                 if not math.isnan(error):
                     tested[name]["recon_mse"] = error
-    for degrees in SWEEP:
-        digits = rotated_set(data, config, degrees, config.n_sweep)
-        for name, state in states.items():
-            tested[name]["sweep"][f"{degrees}"], _ = accuracy_and_error(models[name], state.params, digits, workers)
     return tested
 
 

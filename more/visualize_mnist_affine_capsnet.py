@@ -123,14 +123,14 @@ TEST_FIELDS = ("data_dir", "n_test", "n_sweep")  # on which no training depends
 
 
 def finished(asked: Config, options: Any, given: Collection[str]) -> Run:
-    """The networks of ``--checkpoint``, or trained now, with their tests."""
+    """The networks of ``--checkpoint``, or trained now, with their sweep."""
     run = load_or_train(
         affine, options, asked, given, resolved,
         (RESULTS, "capsnet", f"rotated_{asked.rotation[-1]:g}_accuracy"), free=TEST_FIELDS, required=("capsnet",),
         reached=affine.reached,
     )
     with Workers(options.threads) as workers:
-        return run._replace(tested=affine.run_tests(run.config, run.data, run.states, workers))
+        return run._replace(tested=affine.run_sweep(run.config, run.data, run.states, workers))
 
 
 OF_RUN = {"rotation_sweep": draw_rotation_sweep, "training_curves": draw_training_curves}

@@ -133,8 +133,9 @@ def shown_pictures(asked: Config, options: Options, given: Collection[str]) -> t
     drawn = own.reconstructions(states["capsnet"].params, x, config) if "capsnet" in states else None
     used = np.concatenate([labels, *answers.values()])
     names = [name if k in used else "" for k, name in enumerate(data.classes)]  # of those that are shown
+    missing = fonts_for(names)[1]
     for k, name in enumerate(names, 1):
-        if fonts_for([name])[1]:
+        if missing & set(name):
             print(f"class {k} is {name}")
     return x, labels, names, answers, drawn
 

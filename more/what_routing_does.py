@@ -232,16 +232,8 @@ def sign_study(seed: int) -> dict[str, Any]:
 
 # --- Parts of a CapsNet -----------------------------------------------------------------------------------------------
 
-def identity_forward(s: Array) -> tuple[Array, None]:
-    return s, None
-
-
-def identity_backward(dv: Array, _: None) -> Array:
-    return dv
-
-
 RELU = Pair(multimnist.relu_forward, multimnist.relu_backward)
-IDENTITY = Pair(identity_forward, identity_backward)
+IDENTITY = Pair(lambda s: (s, None), lambda dv, _: dv)
 
 
 def published_squash(divisor: float) -> Pair:

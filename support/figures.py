@@ -68,7 +68,7 @@ class ModelStyle(NamedTuple):
     marker: str
 
 
-# By role: a network has one name and one colour in all figures; capsules of all kinds are blue.
+# By role: a network has one name and one colour in all figures but those with two that would look alike.
 EM_CAPSULES = ModelStyle("Matrix capsules", "capsules", BLUE, "o")
 CAPSNET = ModelStyle("CapsNet", "CapsNet", BLUE, "o")
 CNN = ModelStyle("CNN of equal size", "CNN", ORANGE, "s")
@@ -457,7 +457,7 @@ def draw_frames(fig: Figure, update: Callable[..., None], frames: Iterable[tuple
 def with_one_palette(frames: Sequence[Array]) -> list[Array]:
     """Frames (H, W, 3) in the same 256 colours, black and white among them, so that what does not move costs nothing. A
     colour counts once, however many pixels have it: letters are few."""
-    keys = [((frame.astype(int) + 4) // 8) @ [33 * 33, 33, 1] for frame in frames]  # in steps of eight, up to 256
+    keys = [(((frame.astype(int) + 4) // 8) @ [33 * 33, 33, 1]).astype(np.uint16) for frame in frames]  # steps of eight
     present = np.unique(np.concatenate([np.unique(key) for key in keys]))
     colours = np.minimum(np.stack(np.unravel_index(present, (33, 33, 33)), axis=1) * 8, 255)
     palette = colours

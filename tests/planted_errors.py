@@ -168,7 +168,7 @@ more/mnist_affine_capsnet.py test_protocol
      make_data: Data(_a, _b, _c, _d, _e[:_f], _g[:_f]) -> Data(_a, _b, _c, _d, _b[:_f], _c[:_f]) |
      make_data: digits.train_labels[held_out] -> digits.train_labels[train][:len(val)] |
      accuracy_and_error: _a.size -> len(_a) |
-     run_tests: rotated_set(_a, _b, _c, _d) -> rotated_set(_a, _b, 0.0, _d)
+     run_sweep: rotated_set(_a, _b, _c, _d) -> rotated_set(_a, _b, 0.0, _d)
   test_defaults_are_the_stored_ones | module: 0.8 -> 0.9 | module: 91 -> 90
 more/conv_matrix_capsules.py test_conv_matrix_capsules
   test_a_broken_term_of_the_gradient_is_seen | loss_and_grads: len(_a.labels) -> 1

@@ -126,6 +126,9 @@ FORMS: dict[str, Form] = {
     "numpy.savetxt": csv(head=False, number="%.18e"),
     "another head": other_head,
     "the label last": csv("digits-{}.csv", last=True),
+    "the label first, under another name": lambda d: {
+        name: content.replace(b"label", b"class") for name, content in csv("digits-{}.csv")(d).items()
+    },
     "EMNIST's CSV": lambda d: csv("emnist-mnist-{}.csv", head=False)(turned(d)),
     "Keras": npz(*KERAS),
     "long names": npz("train_images", "train_labels", "test_images", "test_labels"),

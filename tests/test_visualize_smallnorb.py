@@ -22,7 +22,7 @@ import visualize_multimnist_capsnet as digits
 import visualize_smallnorb_novel_viewpoint as figures
 from figure_checks import cells, check_held, draw_coarsely, drawn, frame_of, held, legend_of, move_to
 from helpers import ROOT, Capture, Patch, config_of
-from more import visualize_mnist_affine_capsnet as affine
+from more import make_conv_matrix_capsules_gif as routing_animation, visualize_mnist_affine_capsnet as affine
 from smallnorb_novel_viewpoint import TrainState, UserError
 from support.experiment import load_checkpoint
 from support import figures as support_figures, redraw
@@ -159,6 +159,7 @@ def test_a_network_with_fewer_epochs_stays_as_it_was_after_its_last_one(tmp_path
 @pytest.mark.parametrize(("script", "flags", "said"), [
     (animation, "--n-epochs=90 --snapshots=90 --sweep-frames=7", "--sweep-frames: 90 times 7 frames are more than 600"),
     (digits_animation, "--n-epochs=20 --snapshot-every=6", "--snapshot-every: 625 frames are more than 600"),
+    (routing_animation, "--snapshots=201 --em-iters=3", "--snapshots: 201 times 3 frames are more than 600"),
 ])
 def test_too_many_frames_are_refused_before_the_training(script: Any, flags: str, said: str, capsys: Capture) -> None:
     assert script.main(flags.split()) == 2
