@@ -8,9 +8,9 @@ and reconstruct each alone, although they overlap almost wholly.
     image            (B, 36, 36)           pixel-wise maximum of two shifted digits
     conv1 + ReLU     (B, 28, 28, 32)       9x9
     primary capsules (B, 800, 8)           9x9, stride 2, 8 types on a 10x10 grid; squash
-    votes            (B, 800, 10, 16)      u_hat_ij = u_i W_ij
+    votes            (B, 800, 10, 16)      u_hat_j|i = W_ij u_i
     digit capsules   (B, 10, 16)           three iterations of dynamic routing; |v_j| says whether digit j is there
-    decoder          (B, 36, 36)           256 - 512 - 1296, from one digit capsule, the others masked
+    decoder          (B, 2, 36, 36)        256 - 512 - 1296, from one digit capsule each, the others masked
 
 The two CNNs have as many parameters, unless their convolutions alone have more. One keeps both convolutions and ends in
 dense layers, the other is of the paper's kind, with max pooling. All go through the same loop, data and optimiser; the
@@ -119,7 +119,7 @@ def conv2d_backward(dout: Array, cache: ConvCache, need_dx: bool = True) -> tupl
     rows = dout.reshape(-1, F)  # (B * Ho * Wo, F)
     # out = columns.T @ w + b
     dw = (columns @ rows).reshape(w.shape)
-    db = np.ones(len(rows), rows.dtype) @ rows  # the sum over rows; np.sum takes 15 times as long for short rows
+    db = np.ones(len(rows), rows.dtype) @ rows  # the sum over rows; np.sum takes 5 to 15 times as long for short rows
     if not need_dx:
         return None, dw, db
     dcolumns = (w.reshape(-1, F) @ rows.T).reshape(K, K, C, B, Ho, Wo)
@@ -390,7 +390,7 @@ def capsnet_forward(
     x = images.reshape(*images.shape[:3], -1)  # (B, H, W, C)
     h, conv1 = conv2d_forward(x, params["conv1.w"], params["conv1.b"], 1, 0)
     h, relu1 = relu_forward(h)
-    h, conv2 = parts.conv.forward(h, params["primary.w"], params["primary.b"], 2, 0)  # (B, side, side, T*P)
+    h, conv2 = parts.conv.forward(h, params["primary.w"], params["primary.b"], 2, 0)  # (B, side, side, types * P)
     u, primary = parts.primary.forward(h.reshape(len(h), -1, PRIMARY_SIZE))  # (B, I, P)
     v, routing = parts.routing.forward(u, params["routing.w"], config.routing_iters, parts.digit)  # (B, J, D)
     lengths = np.sqrt(np.square(v).sum(axis=-1) + SQUASH_EPS)
@@ -425,7 +425,7 @@ def mask_backward(dmasked: Array, mask: Array) -> Array:
 
 
 def decoder_forward(params: Params, masked: Array) -> tuple[Array, list[Any]]:
-    """masked (N, J*D) -> pictures (N, H*W), of C channels (N, H*W*C)."""
+    """masked (B*Y, J*D) -> pictures (B*Y, H*W), of C channels (B*Y, H*W*C)."""
     x, caches = masked, []
     for k in (1, 2, 3):
         x, linear = linear_forward(x, params[f"decoder{k}.w"], params[f"decoder{k}.b"])
@@ -435,7 +435,7 @@ def decoder_forward(params: Params, masked: Array) -> tuple[Array, list[Any]]:
 
 
 def decoder_backward(dout: Array, caches: list[Any]) -> tuple[Array, Params]:
-    """dout, as the pictures -> gradient of the masked capsules (N, J*D), and those of the parameters."""
+    """dout, as the pictures -> gradient of the masked capsules (B*Y, J*D), and those of the parameters."""
     dx, grads = dout, {}
     for k in (3, 2, 1):
         linear, activation = caches[k - 1]

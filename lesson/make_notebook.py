@@ -109,6 +109,8 @@ def main(argv: Sequence[str]) -> None:
     path = parser.parse_args(argv).file
     if path.suffix not in (".ipynb", ".py"):
         raise UserError(f"{path} ends neither in .ipynb nor in .py")
+    if path.exists():
+        raise UserError(f"{path} is there already, and is left alone: run it, delete it, or name another file")
     made = program() if path.suffix == ".py" else json.dumps(notebook(path.parent.resolve()), indent=1) + "\n"
     with told_as(f"cannot write {path}"), path.open("x", encoding="utf-8") as stream:
         stream.write(made)

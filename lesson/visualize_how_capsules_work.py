@@ -326,7 +326,7 @@ def example(*_: Any) -> Trained:
 
 main = figure_script(
     NAME, Config, Options, "Draw the pictures of docs/how_capsules_work.md.",
-    ("", "All pictures, after the training of the lesson: about 1 minute."),
+    ("", "All pictures, after the training of the lesson: about half a minute."),
     ("--figures em_routing --outdir draft", "One of the drawn ones, into draft/: about 1 second."),
     prepare=example, of_run=OF_NETWORK, of_results=DRAWN,
 )

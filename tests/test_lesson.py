@@ -64,7 +64,7 @@ def test_the_notebook_runs_cell_by_cell_and_prints_what_the_page_says(
     assert torch_cell.output.strip()
     assert f"```text\n{torch_cell.output}```" in text  # what it prints, too
     capsys.readouterr()
-    assert "File exists" in failure(make_notebook, ["my_lesson.ipynb"], capsys)
+    assert "is there already" in failure(make_notebook, ["my_lesson.ipynb"], capsys)
     assert "neither in .ipynb nor in .py" in failure(make_notebook, ["my_lesson.txt"], capsys)
     usage_error(make_notebook, [], capsys)
     assert make_notebook.main(["my_lesson.py"]) == 0
