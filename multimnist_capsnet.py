@@ -666,9 +666,8 @@ def cache_dir() -> Path:
 def load_mnist(data_dir: Path | None = None) -> Digits:
     """The four files of ``data_dir`` or, without it, of the cache, where those that are missing are downloaded to.
 
-    Files that are intact and not the canonical ones are read too, and the set is called "custom". Raises UserError for
-    a file that is missing or damaged, and for labels beyond those of digits, UnavailableError where there is neither a
-    file nor a download.
+    Other sets than the canonical one are read too. Raises UserError for a file that is missing or damaged, and for
+    labels beyond those of digits, UnavailableError where there is neither a file nor a download.
     """
     place = data_dir or cache_dir()
     paths = [find_file(place, stem) for stem in MNIST_SHA256]
@@ -676,7 +675,7 @@ def load_mnist(data_dir: Path | None = None) -> Digits:
         re.search(EMNIST, data_dir.resolve().name, re.IGNORECASE) or (HAS_DATA and not any(paths))
     ):
         try:
-            return Digits("custom", *from_data("digit_files").read_digit_files(data_dir))  # Kaggle's, Keras', EMNIST's
+            return named(from_data("digit_files").read_digit_files(data_dir))  # Kaggle's, Keras', EMNIST's
         except ValueError as error:
             raise UserError(str(error)) from None
     if data_dir is not None and None in paths:
@@ -690,7 +689,12 @@ def load_mnist(data_dir: Path | None = None) -> Digits:
             raise UserError(f"{files[i]} has {counts}: take both from the same source")
     if (most := max(arrays[1].max(), arrays[3].max())) > 9:
         raise UserError(f"{place} has the label {most}: the labels of digits must be 0 to 9")
-    crc = zlib.crc32(b"".join(array.data for array in arrays))
+    return named(arrays)
+
+
+def named(arrays: Sequence[Array]) -> Digits:
+    """The canonical set by its name, another one as "custom"."""
+    crc = zlib.crc32(b"".join(array.tobytes() for array in arrays))
     return Digits("mnist" if crc == MNIST_CRC32 else "custom", *arrays)
 
 

@@ -451,14 +451,15 @@ def trained_accuracy(network: Callable[..., Any], n_steps: int = 250, batch: int
 def main(argv: Sequence[str]) -> None:
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("file", type=path_of, help="your copy of lesson/exercises.py")
-    parser.add_argument("exercise", type=int, nargs="*", default=[], help="its number, 1 to 9; all without")
+    parser.add_argument("exercise", nargs="*", default=[], help="its number, 1 to 9; all without")
     parser.add_argument("--help-all", action="help", help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
-    if not set(args.exercise) <= set(range(1, 10)):
-        parser.error("argument exercise: expected numbers from 1 to 9")
+    if not set(args.exercise) <= set("123456789"):
+        parser.error("argument exercise: expected numbers from 1 to 9, such as 1 3")
     if not args.file.exists():
         raise UserError(f"No such file: {args.file}")
-    asked = {*args.exercise, *(range(1, 6) if 9 in args.exercise else ())}  # those that the training needs
+    exercises = {int(number) for number in args.exercise}
+    asked = {*exercises, *(range(1, 6) if 9 in exercises else ())}  # those that the training needs
     try:
         found = list(check(args.file, asked))
     except (Exception, SystemExit) as error:
@@ -467,7 +468,7 @@ def main(argv: Sequence[str]) -> None:
         print(f"{FUNCTIONS[name][0]}  {name:<25}", fault or "passes")
     wrong = any(fault for _, fault in found)
     print(f"{sum(not fault for _, fault in found)} of {len(found)} functions pass", flush=True)
-    if 9 in args.exercise:
+    if 9 in exercises:
         print("training with your functions ...", flush=True)
         mine: dict[str, Any] = {"__name__": "mine"}
         try:

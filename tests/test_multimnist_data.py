@@ -76,6 +76,10 @@ def test_every_usual_form_of_the_files_is_read(form: str, tmp_path: Path, monkey
     assert digits.test_labels.tolist() == list(range(10))
     monkeypatch.setattr(multimnist, "MNIST_CRC32", zlib.crc32(b"".join(array.tobytes() for array in digits[1:])))
     assert multimnist.load_mnist(tmp_path).name == "mnist"
+    (tmp_path / "raw").mkdir()  # where torchvision has them
+    for path in [path for path in tmp_path.iterdir() if path.is_file()]:
+        path.rename(tmp_path / "raw" / path.name)
+    assert multimnist.load_mnist(tmp_path).name == "mnist"
 
 
 BAD = {  # the file that is changed, its content, and what is said
