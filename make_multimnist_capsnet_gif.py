@@ -112,7 +112,7 @@ def make_scene(recorder: Recorder, subtitle: str) -> tuple[Figure, Callable[[int
 @dataclasses.dataclass(frozen=True)
 class Options(AnimationOptions):
     fps: float = redeclared(AnimationOptions, "fps", 10.0)
-    out: Path = setting(Path(f"{multimnist.EXPERIMENT}.gif"), OUTPUT, "File of the animation.", usual=True)
+    out: Path = setting(Path(f"{multimnist.EXPERIMENT}.gif"), OUTPUT, "File of the animation, a GIF.", usual=True)
     snapshot_every: int = setting(25, int_in(1, 10**9), "Take N steps from one frame to the next.", usual=True)
     threads: int = redeclared(multimnist.Options, "threads")
 

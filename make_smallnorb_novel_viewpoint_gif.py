@@ -186,7 +186,7 @@ def make_scene(recorder: Recorder, states: Mapping[str, TrainState]) -> tuple[Fi
 
 @dataclasses.dataclass(frozen=True)
 class Options(AnimationOptions):
-    out: Path = setting(Path(f"{smallnorb.EXPERIMENT}.gif"), OUTPUT, "File of the animation.", usual=True)
+    out: Path = setting(Path(f"{smallnorb.EXPERIMENT}.gif"), OUTPUT, "File of the animation, a GIF.", usual=True)
     snapshots: int = setting(3, int_in(1, MAX_FRAMES), "Show a rotation after each of N epochs.")
     sweep_frames: int = setting(36, int_in(1, MAX_FRAMES), "Show N viewpoints in a rotation.", usual=True)
 

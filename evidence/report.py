@@ -308,7 +308,6 @@ def is_told(value: str, stored: Any) -> bool:
         return value == str(stored)
 
 
-@functools.cache
 def read_listed(where: str) -> Json | None:
     """The comparison in a place below results/; None where it has not been run."""
     file, _, part = where.partition("#")
@@ -320,7 +319,7 @@ def read_listed(where: str) -> Json | None:
 def make_claims() -> Json:
     """results/claims.json from the list in claims.py. Raises UserError where a file does not fit the list."""
     try:
-        return claims.make_claims(claims.CLAIMS, read_listed, claims.REGISTERED)
+        return claims.make_claims(claims.CLAIMS, functools.cache(read_listed), claims.REGISTERED)
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise UserError(f"claims.py does not fit the results ({type(error).__name__}: {error})") from error
 
@@ -465,8 +464,6 @@ def check_result(path: Path, has_history: bool) -> Iterator[str | None]:
 
 def report(check: bool, with_claims: bool) -> None:
     """Rewrite the pages of the working folder, or say what is wrong with them and the results."""
-    for cached in (known_names, known_files, is_changed, is_ancestor, claims_at, listed_at, winner_at, read_listed):
-        cached.cache_clear()  # the tree may be another one than at the last call
     if with_claims:
         save_result(CLAIMS, make_claims())
     problems: list[str | None] = []
@@ -484,6 +481,8 @@ def report(check: bool, with_claims: bool) -> None:
             write_file(page, new.encode())
             print(f"{page}: {len(stale)} rewritten")
     if check:
+        for cached in (known_names, known_files, is_changed, is_ancestor, claims_at, listed_at, winner_at):
+            cached.cache_clear()  # the tree may be another one than at the last call
         if why := unknown_history():
             print_message(f"warning: commits are not checked: {why}")
         results, older = sorted(Path("results").rglob("*.json")), []

@@ -141,7 +141,7 @@ class Config(Settings):
 
 @dataclasses.dataclass(frozen=True)
 class Options(Settings):
-    out: Path = setting(Path("explorer.gif"), OUTPUT, "File of the animation.", usual=True)
+    out: Path = setting(Path("explorer.gif"), OUTPUT, "File of the animation, a GIF.", usual=True)
     preview: Path | None = setting(None, OUTPUT, "Also write the image that a link to the page shows, a PNG.")
 
 

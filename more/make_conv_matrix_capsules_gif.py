@@ -186,7 +186,7 @@ def make_scene(config: Config, data: Data, recorder: Recorder) -> tuple[Figure, 
 
 @dataclasses.dataclass(frozen=True)
 class Options(AnimationOptions):
-    out: Path = setting(Path(f"{conv.EXPERIMENT}.gif"), OUTPUT, "File of the animation.", usual=True)
+    out: Path = setting(Path(f"{conv.EXPERIMENT}.gif"), OUTPUT, "File of the animation, a GIF.", usual=True)
     fps: float = redeclared(AnimationOptions, "fps", 6.0)
     snapshots: int = setting(
         30, int_in(2, MAX_FRAMES), "Show the network at most N times, from before the first step to after the last."

@@ -124,7 +124,7 @@ def held(angles: Array, rotation: Sequence[float]) -> set[int]:
 @dataclasses.dataclass(frozen=True)
 class Options(AnimationOptions):
     fps: float = redeclared(AnimationOptions, "fps", 10.0)
-    out: Path = setting(Path(f"{affine.EXPERIMENT}.gif"), OUTPUT, "File of the animation.", usual=True)
+    out: Path = setting(Path(f"{affine.EXPERIMENT}.gif"), OUTPUT, "File of the animation, a GIF.", usual=True)
     checkpoint: Path | None = redeclared(FigureOptions, "checkpoint")
     frames: int = setting(73, int_in(2, MAX_FRAMES), "Show N angles from -90 to 90 degrees.", usual=True)
     threads: int = redeclared(affine.Options, "threads")

@@ -35,8 +35,8 @@ from PIL import Image
 
 from data.files import with_progress
 from smallnorb_novel_viewpoint import (
-    FOLDER, INPUT, RunOptions, SettingError, Settings, UserError, blas_threads, float_in, list_of, one_of, parse,
-    require_same, script, setting, write_file,
+    FOLDER, INPUT, RunOptions, Settings, UserError, blas_threads, float_in, list_of, one_of, parse, require_same,
+    script, setting, write_file,
 )
 from support.experiment import ROOT, load_checkpoint, redeclared, require_writable, unfinished
 from support.redraw import place_of
@@ -591,10 +591,6 @@ class AnimationOptions(Settings):
     threads: int = redeclared(RunOptions, "threads")
     quiet: bool = redeclared(RunOptions, "quiet")
     overwrite: bool = redeclared(OutOptions, "overwrite")
-
-    def check(self) -> None:
-        if vars(self)["out"].suffix.lower() != ".gif":  # each script has its own
-            raise SettingError("out", "must end in .gif")
 
 
 def load_finished(

@@ -333,7 +333,7 @@ more/make_conv_matrix_capsules_gif.py test_visualize_conv_matrix
 explorer/make_explorer.py test_explorer
   test_rounding_is_off_by_half_a_step_at_most | quantised: 31 -> 15
 lesson/check.py test_exercises
-  test_what_cannot_be_checked_is_one_line | main: range(1, 10) -> range(10)
+  test_what_cannot_be_checked_is_one_line | main: '123456789' -> '0123456789'
 """
 
 

@@ -101,6 +101,10 @@ def test_the_blas_is_limited_inside_alone() -> None:
             with context:
                 assert blas_now() == {1}
             assert blas_now() == {2}
+        with blas_threads(1):
+            with blas_threads(2):
+                pass
+            assert blas_now() == {1}, "the limit around it holds again"
         limits = blas_threads(1), blas_threads(1)
         for limit in limits:
             limit.__enter__()
