@@ -544,6 +544,8 @@ def test_each_network_is_attacked_along_its_own_gradient_the_others_and_a_second
         assert rng.random() == m.generator(7, m.Stream.EVALUATION, *name.encode()).random()
     alone: Any = m.attack_all(config, {"cnn": first["cnn"]}, cast("m.AnyData", "data"))
     assert alone["cnn"][1].keys() == {"from_other_seed"}
+    m.attack_all(dataclasses.replace(config, seed=2**32 - 1), {"cnn": first["cnn"]}, cast("m.AnyData", "data"))
+    assert asked[-1][0].seed == 0, "the next seed after the last"
 
 
 def test_accuracies_of_both_are_those_of_the_images_that_every_network_classifies_correctly() -> None:
